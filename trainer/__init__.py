@@ -1,0 +1,1 @@
+"""Training: shards, the production step, checkpoints that resume to the token, and the command line over them."""
