@@ -1,0 +1,44 @@
+"""Every tolerance of the operators: k, c and the reason, in one place."""
+
+from __future__ import annotations
+
+from registry.declare import Tolerance
+
+ATTENTION = Tolerance(
+    k=8.0,
+    c=32.0,
+    reason="sums of up to C + 1 terms in another order; the carry is one more rounding a block",
+    grows=("S", "z"),
+)
+CROSS_ENTROPY = Tolerance(
+    k=8.0,
+    c=32.0,
+    reason="the loss is a mean over rows in another order, the weight's gradient a sum over chunks of rows",
+)
+MOE = Tolerance(
+    k=8.0,
+    c=32.0,
+    reason="the same products in batched matmuls of another blocking; sums over D and F in another order",
+)
+BLOCK = Tolerance(
+    k=8.0,
+    c=64.0,
+    reason="a chain of attention, clock and experts: rounding of the first passes through the gain of the others",
+    grows=("S", "z"),
+)
+SAMPLER = Tolerance(
+    k=0.0,
+    c=0.0,
+    reason="tokens are judged by their distribution, not by a distance",
+)
+DATA_FETCH = Tolerance(
+    k=0.0,
+    c=0.0,
+    reason="token ids are integers: a copy is right or wrong",
+    exact=True,
+)
+OPTIMIZER_STEP = Tolerance(
+    k=8.0,
+    c=32.0,
+    reason="the norm sums squares of all gradients in another order; the update itself is three roundings",
+)
