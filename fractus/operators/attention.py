@@ -43,7 +43,7 @@ EPSILON = 1e-20
     differentiable=("q", "k", "v", "carry.0", "carry.1"),
     carry=(("carry.0", "S"), ("carry.1", "z")),
     time={"q": 1, "k": 1, "v": 1, "y": 1},
-    slices={"y": (0,), "S": (0,), "z": (0,)},
+    slices={"y": (0,), "S": (0,), "z": (0,), "d[qkv]": (0,), "dcarry.*": (0,)},
     ranges={"G": (1, 4), "C": (1, 150), "K": (2, 12)},
 )
 def attention(arithmetic: Callable[..., Result], q: Tensor, k: Tensor, v: Tensor, carry: Carry | None = None) -> Result:

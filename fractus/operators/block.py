@@ -51,7 +51,7 @@ NUMBERS = ("n_heads", "n_levels", "top_k", "concentration")
         "parameters.moe.[UVbsw]*",
     ),
     carry=(("carry.0", "S"), ("carry.1", "z"), ("carry.2", "phases")),
-    slices={"h": (0,), "S": (0, 1), "z": (0, 1), "phases": (0,)},
+    slices={"h": (0,), "S": (0, 1), "z": (0, 1), "phases": (0,), "dh": (0,), "dcarry.*": (0, 1), "dparameters.moe.[UVbw]*": (0,)},
     circular=("phases",),
     margin=margin,
     ranges={"B": (1, 3), "C": (1, 12), "H": (1, 3), "K": (2, 5), "levels": (1, 3), "E": (3, 9), "F": (1, 8), "r": (1, 4), "N": (3, 6)},

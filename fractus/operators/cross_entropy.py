@@ -65,6 +65,7 @@ def draw(case: Case, generator: torch.Generator, dtype: torch.dtype) -> dict[str
     ),
     tolerance=tolerances.CROSS_ENTROPY,
     differentiable=("hidden", "weight"),
+    slices={"dhidden": (0,)},
     ranges={"N": (1, 200), "D": (1, 24), "V": (2, 300)},
 )
 def cross_entropy(arithmetic: Callable[..., Tensor], hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def margin(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, concent
     ),
     tolerance=tolerances.MOE,
     differentiable=("hidden", "phases", "experts.[UVbsw]*"),
-    slices={"out": (0,)},
+    slices={"out": (0,), "dhidden": (0,), "dexperts.[UVbw]*": (0,)},
     conditions={"row_constant_routing": row_constant_routing},
     margin=margin,
     ranges={"B": (1, 3), "C": (1, 12), "D": (2, 10), "E": (3, 9), "F": (1, 12), "r": (1, 5), "N": (2, 8)},
