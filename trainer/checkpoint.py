@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fractus.checkpoint import load_checkpoint
 from trainer.errors import TrainingError, UsageError
 
 
@@ -56,9 +56,15 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"no checkpoint {path}")
     try:
-        return dict(load_checkpoint(path))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UsageError(f"{path} is not a checkpoint of tensors and plain values, and loading runs no code") from None
+    except (RuntimeError, EOFError, KeyError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UsageError(f"{path} ({path.stat().st_size} bytes) is not a whole checkpoint: {reason}") from None
+    if not isinstance(content, dict) or not all(isinstance(content.get(k), dict) for k in ("model_state", "config")):
+        raise UsageError(f"{path} is no checkpoint: it has to hold the dictionaries model_state and config")
+    return content
 
 
 def newest(path: Path) -> tuple[dict[str, Any], Path] | None:

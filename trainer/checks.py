@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -70,18 +68,6 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
         return None
     stat = path.stat()
     return stat.st_ino, stat.st_mtime_ns
-
-
-def check_architecture(content: Mapping[str, Any], sizes: EngineSizes, source: Path | None) -> None:
-    """Raise ``UsageError`` naming the sizes in which the checkpoint differs from ``--size``."""
-    recorded = content.get("config", {})
-    different = [
-        f"{n} {recorded[n]} (here {v})" for n, v in sizes.as_dict().items() if n in recorded and recorded[n] != v
-    ]
-    if different:
-        raise UsageError(
-            f"{source} is of another architecture: {', '.join(different)}; give the --size that it was made with"
-        )
 
 
 def batches_left(configuration: RunConfiguration, shard: shards.Tokens, progress: Progress) -> int:

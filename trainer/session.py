@@ -16,7 +16,6 @@ from fractus.continuous_engine import ContinuousThoughtEngine
 from trainer import checkpoint, shards
 from trainer.checks import (
     Progress,
-    check_architecture,
     check_places,
     check_range,
     dtype_name,
@@ -84,7 +83,6 @@ def prepare(configuration: RunConfiguration) -> Session:
         content, source = checkpoint.read(configuration.ckpt_in), configuration.ckpt_in
     else:
         content, source = {}, None
-    check_architecture(content, sizes, source)
     state = content.get("trainer_state", {}) if found else {}
     progress = starting_point(configuration, content, state, shard, resumed=found is not None)
     check_range(configuration, shard, progress, sizes, resumed=found is not None)
@@ -143,28 +141,21 @@ def build_engine(
     engine = ContinuousThoughtEngine(**sizes.as_dict())
     engine.to(device=device, dtype=torch.float64 if configuration.dtype == "float64" else torch.float32)
     engine.use(operators)
-    for block in engine.blocks:
+    blocks: Any = engine.blocks
+    for block in blocks:
         block.moe.temperature = gate_temp
     engine.reset_thought(configuration.batch)
     return engine
 
 
 def load_weights(engine: ContinuousThoughtEngine, content: Mapping[str, Any], source: Path | None) -> str:
-    """Load the checkpoint's tensors and say how many; ``UsageError`` when a parameter stays without its value."""
+    """Load the checkpoint's tensors and say what became of them; ``UsageError`` when it is of another architecture."""
     if source is None:
         return ""
     try:
-        report = load_into(engine, content)
+        return str(load_into(engine, content["model_state"], content["config"]))
     except ValueError as error:
-        raise UsageError(f"{source}: {error}") from None
-    parameters = {name for name, _ in engine.named_parameters(remove_duplicate=False)}
-    unfilled = sorted(parameters & {*report.sliced, *report.skipped, *report.missing})
-    if unfilled:
-        raise UsageError(
-            f"{source} is of another architecture: {len(unfilled)} parameters do not fit, first {unfilled[0]}; "
-            "give the --size that it was made with"
-        )
-    return f"{len(report.loaded)} tensors loaded, {len(report.sliced)} sliced, {len(report.skipped)} skipped"
+        raise UsageError(f"{source}: {error}; give the --size that it was made with") from None
 
 
 def build_stepper(

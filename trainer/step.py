@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SAMPLING_TEMPERATURE = 0.9
 SS_LOSS_WEIGHT = 0.5
@@ -17,11 +17,16 @@ MOMENTUM = 0.9
 MAX_NORM = 1.0
 
 
+Carry: TypeAlias = Sequence[tuple[nn.Module, str, Tensor]]
+
+
 class Engine(Protocol):
     """What the step needs of ``ContinuousThoughtEngine``."""
 
     output_head: Any
-    carry: Any
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Every module, itself included."""
 
     def tick_chunk_train_ce(self, tokens: Tensor, targets: Tensor, return_hidden: bool = False) -> tuple[Tensor, ...]:
         """(tokens (B,C), targets (B,C)) -> (ce, total_lb[, hidden (B,C,D)])."""
@@ -53,7 +58,7 @@ class Partial:
     """What a step had done before its sampling pass failed: the teacher-forced result and the carry after it."""
 
     result: StepResult
-    carry: Any
+    carry: Carry
 
 
 class NonFiniteError(ArithmeticError):
@@ -84,12 +89,12 @@ class Stepper:
     def step(self, number: int, batches: Sequence[tuple[Tensor, Tensor]]) -> StepResult:
         """Step ``number`` on one batch, or on several accumulated into one update (a documented deviation)."""
         draws = [Draws(self.hyper, number, index, self.device) for index in range(len(batches))]
-        carry = self.engine.carry
+        carry = carry_of(self.engine)
         try:
             return self._single(batches[0], draws[0]) if len(batches) == 1 else self._accumulated(batches, draws)
         except NonFiniteError as error:
             self.clear_gradients()
-            self.engine.carry = carry if error.partial is None else error.partial.carry
+            put_back(carry if error.partial is None else error.partial.carry)
             raise
 
     def _single(self, batch: tuple[Tensor, Tensor], draws: Draws) -> StepResult:
@@ -98,7 +103,7 @@ class Stepper:
         result = StepResult(tf=tf, ss=None, lb=lb, grad_norm=self._update("teacher-forced"))
         if samples is None:
             return result
-        carry = self.engine.carry
+        carry = carry_of(self.engine)
         try:
             ss = self._sampled(draws.mix(inputs, samples), targets, 1.0)
             self._update("scheduled-sampling")
@@ -141,7 +146,7 @@ class Stepper:
     @torch.no_grad()
     def _sample(self, hidden: Tensor, draws: Draws) -> Tensor:
         weight: Tensor = self.engine.output_head.weight
-        rows = hidden.detach().reshape(-1, hidden.shape[-1])
+        rows = hidden.detach().reshape(-1, hidden.shape[-1]).to(weight.dtype)
         return self.sampler(rows, weight.detach(), SAMPLING_TEMPERATURE, draws.on_device).view(hidden.shape[:2])
 
     def _finite(self, which: str, ce: Tensor, lb: Tensor) -> tuple[float, float]:
@@ -195,6 +200,19 @@ class Draws:
         mixed = inputs.clone()
         mixed[:, 1:] = torch.where(take.to(inputs.device), samples[:, :-1], inputs[:, 1:])
         return mixed
+
+
+def carry_of(engine: Engine) -> Carry:
+    """Every buffer by reference: a forward pass replaces the carry's tensors and never writes into them."""
+    # nn.Module's own listing, since the engine's makes full copies of what it holds compactly.
+    listed = ((module, nn.Module.named_buffers(module, recurse=False)) for module in engine.modules())
+    return [(module, name, buffer) for module, buffers in listed for name, buffer in buffers]
+
+
+def put_back(carry: Carry) -> None:
+    """Undo the passes since ``carry_of``."""
+    for module, name, buffer in carry:
+        setattr(module, name, buffer)
 
 
 def _values(gradient: Tensor) -> Tensor:
