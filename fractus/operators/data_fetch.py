@@ -57,7 +57,7 @@ def data_fetch(arithmetic: Callable[..., Window], shard: Shard, start: int, batc
     wrong dtype or dimension and a window that the shard does not hold.
     """
     if not isinstance(shard, (np.ndarray, Tensor)) or len(shard.shape) != 1:
-        raise ValueError(f"shard must be a one-dimensional array, not {type(shard).__name__} of shape {np.shape(shard)}")
+        raise ValueError(f"shard must be a one-dimensional array, not {type(shard).__name__} of shape {tuple(np.shape(shard))}")
     if str(shard.dtype).removeprefix("torch.") not in ("int32", "int64"):
         raise ValueError(f"shard must hold int32 ids (int64 once prepared), not {shard.dtype}")
     if start < 0 or batch < 1 or seq < 1:
