@@ -50,8 +50,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def proofs(session: nox.Session) -> None:
-    """Prove every variant and recipe: nox -s proofs -- --device cuda."""
-    python(session, "-m", "proofs", "--all", *session.posargs)
+    """Prove every variant afresh, or what is missing of a choice: nox -s proofs -- --device cuda."""
+    python(session, "-m", "proofs", *(session.posargs or ["--all"]))
 
 
 @nox.session

@@ -7,13 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import registry
+from trainer import checks
+from trainer.configuration import RunConfiguration
 
+RESOLVED: dict[tuple[str, ...], registry.Resolved] = {}
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY = 61
 SIZES = {
@@ -34,7 +38,7 @@ SIZES = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """One thread here and in the processes that tests start: small tensors gain nothing from more, and sums keep their order."""
+    """One thread, here and in processes that tests start: nothing gained by more, and sums keep their order."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -94,9 +98,21 @@ def arguments(small: Path, make_shard: Callable[..., Path], proven_ledger: Path)
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer.configuration import RunConfiguration
+def _resolve_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources do not change while tests run, so a recipe that was resolved from a ledger stays so."""
 
+    def resolve(recipe: registry.Recipe, device: Any, dtype: str, ledger: registry.Ledger) -> registry.Resolved:
+        key = (recipe.name, str(device), dtype, str(ledger.folder))
+        if key not in RESOLVED:
+            RESOLVED[key] = real(recipe, device, dtype, ledger=ledger)
+        return RESOLVED[key]
+
+    real = registry.resolve
+    monkeypatch.setattr(checks.registry, "resolve", resolve)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for field in RunConfiguration.model_fields.values():
         if field.validation_alias:
             monkeypatch.delenv(str(field.validation_alias), raising=False)
