@@ -1,0 +1,154 @@
+"""The clock: pytest-benchmark times batches of inputs that were drawn outside the timed region and never come twice."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+import pytest
+
+ROUND_S = 2e-3
+BATCH_BYTES = 256 * 2**20
+MOST_ROUNDS = 200
+LEAST_ROUNDS = 5
+TRIALS = 5
+TRIAL_BUDGET_S = 0.8
+# Calls before the timed ones may be slower by caches and page faults, not by this factor.
+SLOW_START = 4.0
+
+
+class Work(Protocol):
+    """A workload: inputs by index, drawn outside the timed region, and the call that is timed."""
+
+    def item(self, index: int) -> Any:
+        """Fresh inputs; another index gives other ones."""
+
+    def call(self, item: Any) -> Any:
+        """What is timed."""
+
+    def item_bytes(self) -> int:
+        """About how much one item holds."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds a call, one a round; how many calls a round had, what calibration saw before, and all seconds spent."""
+
+    values_s: tuple[float, ...]
+    calls: int
+    trial_s: float
+    slow_start: bool
+    busy_s: float
+
+
+class Walk:
+    """Hands out batches of fresh items and runs them; counts so that no item comes twice in a process."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.next = 0
+        self.batch_calls = 1
+        self.spent_s = 0.0
+        self.error: BaseException | None = None
+
+    def batch(self) -> tuple[tuple[list[Any]], dict[str, Any]]:
+        """The next batch, as pytest-benchmark's ``setup`` wants it."""
+        began = perf_counter()
+        items = [self.work.item(self.next + offset) for offset in range(self.batch_calls)]
+        self.next += self.batch_calls
+        self.spent_s += perf_counter() - began
+        return (items,), {}
+
+    def run(self, items: list[Any]) -> None:
+        """The timed function: one call an item, each result dropped before the next call."""
+        for item in items:
+            self.work.call(item)
+
+    def single(self, clock: Callable[[], float]) -> float:
+        """Seconds of one call on a fresh item, by the same clock."""
+        (items,), _ = self.batch()
+        began = clock()
+        self.run(items)
+        elapsed_s = clock() - began
+        self.spent_s += elapsed_s
+        return elapsed_s
+
+
+class _Entry:
+    """The pytest plug-in that hands the walk to the one test below."""
+
+    def __init__(self, walk: Walk, rounds: int) -> None:
+        self.walk, self.rounds = walk, rounds
+        self.values_s: list[float] = []
+
+    @pytest.fixture
+    def entry(self) -> _Entry:
+        """This object."""
+        return self
+
+
+def test_cell(benchmark: Any, entry: _Entry) -> None:
+    """Run under pytest by ``measure``: the fixture times every round and keeps its raw values."""
+    walk = entry.walk
+    try:
+        benchmark.pedantic(walk.run, setup=walk.batch, rounds=entry.rounds, iterations=1)
+    except Exception as error:
+        walk.error = error
+        raise
+    entry.values_s = [float(value) for value in benchmark.stats.stats.data]
+
+
+def cuda_clock() -> float:
+    """Seconds by CUDA events, every stream waited for, so that work left on a side stream is in."""
+    import torch
+
+    torch.cuda.synchronize()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    event.synchronize()
+    base = _BASE_EVENT.setdefault("event", event)
+    return float(base.elapsed_time(event)) / 1e3
+
+
+_BASE_EVENT: dict[str, Any] = {}
+
+
+def measure(work: Work, *, budget_s: float, device: str, pinned: int | None = None) -> Timed:
+    """Calibrate on a few calls, then let pytest-benchmark time rounds until the budget is used.
+
+    The first call is not counted. ``slow_start`` says that the calls calibration saw were several times slower
+    than the later ones: a calibration that was cheated, not a cold cache.
+    """
+    clock, name = (cuda_clock, f"{__name__}.cuda_clock") if device.startswith("cuda") else (perf_counter, "time.perf_counter")
+    walk = Walk(work)
+    walk.single(clock)
+    trials: list[float] = []
+    while len(trials) < TRIALS and (not trials or sum(trials) < TRIAL_BUDGET_S):
+        trials.append(walk.single(clock))
+    trial_s = max(statistics.median(trials), 1e-9)
+    room = max(1, BATCH_BYTES // max(1, work.item_bytes()))
+    walk.batch_calls = min(max(1, math.ceil(ROUND_S / trial_s)), room, 512) if pinned is None else 1
+    fitting = math.ceil(budget_s / (trial_s * walk.batch_calls))
+    rounds = pinned or min(max(fitting, LEAST_ROUNDS if trial_s < 0.5 else 3), MOST_ROUNDS)
+    values = _run_pytest(walk, rounds, name)
+    per_call = tuple(value / walk.batch_calls for value in values)
+    late_s = statistics.median(per_call)
+    slow = len(trials) >= 3 and trial_s > SLOW_START * late_s
+    return Timed(per_call, walk.batch_calls, trial_s, slow, sum(values) + walk.spent_s)
+
+
+def _run_pytest(walk: Walk, rounds: int, clock: str) -> list[float]:
+    entry = _Entry(walk, rounds)
+    options = ["-q", "-s", "-c", os.devnull, "--noconftest", "--assert=plain", "-p", "no:cacheprovider"]
+    options += ["--benchmark-disable-gc", "--benchmark-quiet", f"--benchmark-timer={clock}"]
+    code = pytest.main([*options, f"{__file__}::test_cell"], plugins=[entry])
+    if walk.error is not None:
+        raise walk.error
+    if code != pytest.ExitCode.OK or not entry.values_s:
+        raise RuntimeError(f"pytest-benchmark ended with {code!r} and {len(entry.values_s)} values")
+    return entry.values_s
