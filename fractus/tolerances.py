@@ -42,3 +42,8 @@ OPTIMIZER_STEP = Tolerance(
     c=32.0,
     reason="the norm sums squares of all gradients in another order; the update itself is three roundings",
 )
+ENGINE = Tolerance(
+    k=16.0,
+    c=256.0,
+    reason="a whole engine over consecutive chunks and updates: each block's rounding passes through all later ones",
+)

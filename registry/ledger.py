@@ -12,10 +12,13 @@ from typing import Any
 
 from filelock import FileLock
 
+from registry.recipe import Recipe
 from registry.records import Key, Proof, options_key
 from registry.settings import settings
 from registry.source import digest
 from registry.static import StaticCatalogue, StaticVariant, enumerate_static
+
+RECIPE, ENGINE = "recipe", "engine"
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,17 @@ class Ledger:
         if proof.status != "passed":
             return Gap(property_name, dtype, options, proof.status, proof.message)
         return None
+
+    def recipe_gap(self, recipe: Recipe, dtype: str, device_class: str, catalogue: StaticCatalogue | None = None) -> Gap | None:
+        """None when the recipe's own proof (the whole engine against the reference recipe) is current, else why not."""
+        catalogue = enumerate_static() if catalogue is None else catalogue
+        proof = self.latest((RECIPE, recipe.name, options_key({}), ENGINE, dtype, device_class))
+        if proof is None:
+            return Gap(ENGINE, dtype, {}, "missing", f"never proven on {device_class}")
+        changed = differences(proof.fingerprint, catalogue.recipe_fingerprint(recipe.variants, recipe.options))
+        if changed:
+            return Gap(ENGINE, dtype, {}, "stale", "; ".join(changed))
+        return None if proof.status == "passed" else Gap(ENGINE, dtype, {}, proof.status, proof.message)
 
     def gaps(self, variant: StaticVariant, device_class: str, dtype: str, catalogue: StaticCatalogue | None = None) -> list[Gap]:
         """Everything that keeps a variant from being proven on a device and dtype; empty when it is.

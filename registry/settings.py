@@ -12,12 +12,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Settings:
-    """The checkout's places: operator packages, recipe folder, ledger folder, the package of properties."""
+    """The checkout's places: operator packages, recipe folder, ledger folder, the package of properties.
+
+    ``engine``, ``engine_tolerance`` and ``engine_proof`` are ``module:name`` of what a recipe's own proof is about.
+    """
 
     packages: tuple[str, ...]
     recipes: Path
     ledger: Path
     properties: str
+    engine: str
+    engine_tolerance: str
+    engine_proof: str
 
 
 @functools.cache
@@ -32,4 +38,7 @@ def settings(root: Path = ROOT) -> Settings:
         recipes=root / table["recipes"],
         ledger=root / table["ledger"],
         properties=table["properties"],
+        engine=table["engine"],
+        engine_tolerance=table["engine_tolerance"],
+        engine_proof=table["engine_proof"],
     )

@@ -87,6 +87,26 @@ class StaticCatalogue:
             "torch": version("torch"),
         }
 
+    def recipe_fingerprint(self, variants: Mapping[str, str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """The same for a whole recipe: its variants with their options, the engine, the engine's tolerance and its proof."""
+        own: dict[str, str] = {}
+        references: dict[str, str] = {}
+        for operator, name in sorted(variants.items()):
+            variant = self.variants[f"{operator}/{name}"]
+            chosen = "".join(f",{k}={v}" for k, v in sorted(options.get(operator, {}).items()))
+            own[f"{variant.key}{chosen}"] = _whole(self.sources.closure(variant.module, variant.function))
+            reference = self.variants[f"{operator}/{self.operators[operator].reference}"]
+            references[operator] = _whole(self.sources.closure(reference.module, reference.function))
+        place = settings()
+        return {
+            "variant": own,
+            "reference": _whole(references),
+            "operator": _whole(self.sources.closure(*_split(place.engine))),
+            "tolerance": _whole(self.sources.closure(*_split(place.engine_tolerance))),
+            "property": _whole(self.sources.closure(*_split(place.engine_proof))),
+            "torch": version("torch"),
+        }
+
     def _tolerance(self, operator: StaticOperator) -> ast.AST:
         source = self.sources.module(operator.module)
         assert source is not None
@@ -109,6 +129,11 @@ def required_properties(properties: Iterable[str], dtype: str, *, grad: bool, me
         declared.discard("memory")
     declared.discard("autocast")
     return tuple(name for name in PROPERTIES if name in declared)
+
+
+def _split(place: str) -> tuple[str, str]:
+    module, _, name = place.partition(":")
+    return module, name
 
 
 def _whole(parts: Mapping[str, str]) -> str:

@@ -1,0 +1,1 @@
+"""Properties, the isolated prover and the adversaries it is tested against."""

@@ -1,0 +1,268 @@
+"""The judge, in the parent: draws inputs, runs the reference in its own dtype and in float64, and keeps both.
+
+Nothing of this is ever sent to the process that runs the variant, except the inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from proofs.budget import EPS, Truth
+from registry import Bound, Case, Catalogue, Operator, leaves, map_leaves
+
+Tree = dict[str, Any]
+MARGIN = {"float32": 1e-4, "float64": 1e-9, "bfloat16_autocast": 5e-2}
+CACHE_BYTES = 2 << 30
+_STAND_IN = EPS["float64"] / EPS["float32"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One set of inputs: the case, the seed it was drawn from and the arguments by name (CPU)."""
+
+    case: Case
+    seed: int
+    arguments: Tree
+    redrawn: int = 0
+
+    @property
+    def where(self) -> str:
+        """The case and seed in words."""
+        return f"case {self.case.name} ({','.join(f'{k}={v}' for k, v in self.case.sizes.items())}), seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the outputs should be, and the gradients for each set of cotangents (None where there is none)."""
+
+    outputs: dict[str, Truth]
+    grads: list[dict[str, Truth | None]] = field(default_factory=list)
+    differentiable: frozenset[str] = frozenset()
+
+    def nbytes(self) -> int:
+        """Bytes held, for the cache's limit."""
+        truths = [*self.outputs.values(), *(t for g in self.grads for t in g.values() if t is not None)]
+        return sum(t.oracle.nbytes + t.reference_error.nbytes for t in truths)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What one run of the reference gave."""
+
+    outputs: dict[str, torch.Tensor]
+    grads: list[dict[str, torch.Tensor | None]]
+    differentiable: frozenset[str]
+
+
+class Judge:
+    """Inputs and truths of one operator at one dtype and device; truths are kept for the next variant."""
+
+    def __init__(self, catalogue: Catalogue, operator: str, dtype: str, device: str = "cpu") -> None:
+        self.catalogue = catalogue
+        self.operator: Operator = catalogue.operator(operator)
+        self.reference: Bound = catalogue.reference(operator)
+        self.dtype = dtype
+        self.device = device
+        self.eps = EPS[dtype]
+        self.torch_dtype = torch.float64 if dtype == "float64" else torch.float32
+        self._kept: OrderedDict[Any, Expected] = OrderedDict()
+
+    def draw(self, case: Case, seed: int) -> Drawn:
+        """Inputs of a case; drawn again while a discrete decision lies within the dtype's noise."""
+        for attempt in range(200):
+            text = f"{self.operator.name}|{case.name}|{case.values}|{sorted(case.sizes.items())}|{seed}|{attempt}"
+            generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+            arguments = self.operator.draw(case, generator, self.torch_dtype)
+            if self.operator.margin is None or self.operator.margin(*upcast(arguments).values()) > MARGIN[self.dtype]:
+                return Drawn(case, seed, arguments, attempt)
+        raise AssertionError(f"{self.operator.name}: case {case.name} has no draw away from a discontinuity")
+
+    def cotangents(self, drawn: Drawn, index: int = 0, uniform: bool = False) -> list[torch.Tensor | None]:
+        """Random non-uniform cotangents for every floating output; ``uniform`` gives one expanded value (stride 0)."""
+        generator = torch.Generator().manual_seed(7919 * (drawn.seed + 1) + index)
+        found: list[torch.Tensor | None] = []
+        for output in self.shapes(drawn).values():
+            if not output.dtype.is_floating_point:
+                found.append(None)
+            elif uniform:
+                found.append(torch.rand((), generator=generator, dtype=torch.float64).add(0.3).to(output.dtype).expand(output.shape))
+            else:
+                found.append(torch.randn(output.shape, generator=generator, dtype=torch.float64).add(0.4).to(output.dtype))
+        return found
+
+    def shapes(self, drawn: Drawn) -> dict[str, torch.Tensor]:
+        """The outputs' shapes and dtypes on these inputs, as tensors (from the reference's own run)."""
+        return {name: truth.oracle.to(truth.dtypes[0]) for name, truth in self.expected(drawn).outputs.items()}
+
+    def differentiable(self, arguments: Tree) -> list[str]:
+        """Leaf names of the inputs that a gradient is asked for."""
+        names = [name for name, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.operator.differentiable)]
+
+    def expected(
+        self, drawn: Drawn, cotangents: Sequence[list[torch.Tensor | None]] = (), key: Any = None, grad: Sequence[str] | None = None
+    ) -> Expected:
+        """The truth for these inputs; kept under (case, seed, key), where key names the cotangents."""
+        wanted = tuple(self.differentiable(drawn.arguments) if grad is None else grad) if cotangents else ()
+        name = (drawn.case.name, drawn.case.values, tuple(sorted(drawn.case.sizes.items())), drawn.seed, key, wanted)
+        if key is None and cotangents:
+            return self.compute(drawn.arguments, cotangents, wanted)
+        if name not in self._kept:
+            self._kept[name] = self.compute(drawn.arguments, cotangents, wanted)
+            while len(self._kept) > 1 and sum(e.nbytes() for e in self._kept.values()) > CACHE_BYTES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(name)
+        return self._kept[name]
+
+    def compute(self, arguments: Tree, cotangents: Sequence[list[torch.Tensor | None]] = (), wanted: Sequence[str] = ()) -> Expected:
+        """Run reference and oracle; in float64, where they coincide, the float32 error scaled by eps stands in."""
+        if self.dtype == "float64":
+            oracle = self.run(arguments, cotangents, wanted, torch.float64)
+            low = map_leaves(_to(torch.float32), arguments)
+            low_cotangents = [[None if c is None else c.float() for c in each] for each in cotangents]
+            reference = self.run(low, low_cotangents, wanted, torch.float32)
+            truth = self.run(upcast(low), low_cotangents, wanted, torch.float64)
+            return _expected(oracle, _errors(reference, truth), _STAND_IN, lambda t: (t.dtype,))
+        reference = self.run(arguments, cotangents, wanted, self.torch_dtype)
+        oracle = self.run(upcast(arguments), cotangents, wanted, torch.float64)
+        autocast = self.dtype == "bfloat16_autocast"
+
+        def dtypes(tensor: torch.Tensor) -> tuple[torch.dtype, ...]:
+            floating = tensor.dtype.is_floating_point
+            return tuple({tensor.dtype: 1, torch.float32: 1, torch.bfloat16: 1}) if autocast and floating else (tensor.dtype,)
+
+        found = _expected(oracle, _errors(reference, oracle), 1.0, lambda t: (t.dtype,))
+        forms = {name: dtypes(reference.outputs[name]) for name in found.outputs}
+        grad_form = lambda truth: None if truth is None else Truth(truth.oracle, truth.reference_error, (self.torch_dtype,))  # noqa: E731
+        return Expected(
+            {n: Truth(t.oracle, t.reference_error, forms[n]) for n, t in found.outputs.items()},
+            [{n: grad_form(t) for n, t in grads.items()} for grads in found.grads],
+            found.differentiable,
+        )
+
+    def run(self, arguments: Tree, cotangents: Sequence[list[torch.Tensor | None]], wanted: Sequence[str], dtype: torch.dtype) -> Raw:
+        """One run of the reference on a copy of the arguments."""
+        tracked: dict[str, torch.Tensor] = {}
+
+        def copy(name: str, leaf: Any) -> Any:
+            copied = _copy(leaf)
+            if name in wanted:
+                tracked[name] = copied.requires_grad_()
+            return copied
+
+        values = list(map_leaves(copy, arguments).values())
+        if self.reference.variant.prepare is not None:
+            values[0] = self.reference.prepare(values[0])
+        with self._context(dtype):
+            outputs = self.reference(*values)
+        named = self.name_outputs([leaf for _, leaf in leaves(outputs)], values)
+        grads = [
+            self._gradient(list(named.values()), each, tracked, last=index + 1 == len(cotangents)) for index, each in enumerate(cotangents)
+        ]
+        differentiable = frozenset(name for name, leaf in named.items() if leaf.requires_grad)
+        return Raw({name: leaf.detach() for name, leaf in named.items()}, grads, differentiable)
+
+    def _context(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        if self.dtype == "bfloat16_autocast" and dtype is torch.float32:
+            return torch.autocast(self.device, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def name_outputs(self, flat: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+        """Outputs by name; what the operator mutates counts as an output too."""
+        named = dict(zip(self.operator.outputs, flat, strict=False))
+        names = list(self.argument_names())
+        for mutated in self.operator.mutates:
+            for name, leaf in leaves(values[names.index(mutated)], mutated):
+                named[name] = leaf
+        return named
+
+    def argument_names(self) -> tuple[str, ...]:
+        """The operator's arguments in order."""
+        code = self.operator.contract.__code__
+        return code.co_varnames[1 : code.co_argcount]
+
+    @staticmethod
+    def _gradient(
+        outputs: list[torch.Tensor], cotangents: list[torch.Tensor | None], tracked: Mapping[str, torch.Tensor], last: bool
+    ) -> dict[str, torch.Tensor | None]:
+        pairs = [
+            (o, c.to(o.dtype)) for o, c in zip(outputs, cotangents, strict=False) if c is not None and isinstance(o, torch.Tensor) and o.requires_grad
+        ]
+        if not pairs or not tracked:
+            return dict.fromkeys(tracked)
+        results = torch.autograd.grad(
+            [p[0] for p in pairs], list(tracked.values()), [p[1] for p in pairs], retain_graph=not last, allow_unused=True
+        )
+        return dict(zip(tracked, results, strict=True))
+
+
+def upcast(arguments: Tree) -> Tree:
+    """The same values in float64."""
+    raised: Tree = map_leaves(_to(torch.float64), arguments)
+    return raised
+
+
+def _to(dtype: torch.dtype) -> Any:
+    def convert(_: str, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
+            return leaf
+        converted = leaf.to(dtype)
+        if leaf.grad is not None:
+            converted.grad = leaf.grad.to(dtype)
+        return converted
+
+    return convert
+
+
+def _copy(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        # An expanded input stays expanded: a contract may depend on stride 0.
+        copied = leaf.detach() if 0 in leaf.stride() and leaf.layout is torch.strided else leaf.detach().clone()
+        if leaf.grad is not None:
+            copied.grad = leaf.grad.clone()
+        return copied
+    if isinstance(leaf, torch.Generator):
+        other = torch.Generator(device=leaf.device)
+        other.set_state(leaf.get_state())
+        return other
+    return leaf
+
+
+def _errors(reference: Raw, oracle: Raw) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor | None]]]:
+    def error(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        if not high.dtype.is_floating_point:
+            return torch.zeros(())
+        low, high = low.to_dense() if low.layout is not torch.strided else low, high.to_dense() if high.layout is not torch.strided else high
+        difference = (low.double() - high).abs().float().double() if high.numel() < 1 << 22 else (low.double() - high).abs().float()
+        return torch.nan_to_num(difference, nan=0.0, posinf=0.0)
+
+    outputs = {name: error(reference.outputs[name], value) for name, value in oracle.outputs.items()}
+    grads = [
+        {name: None if value is None or low[name] is None else error(low[name], value) for name, value in high.items()}  # type: ignore[arg-type]
+        for low, high in zip(reference.grads, oracle.grads, strict=True)
+    ]
+    return outputs, grads
+
+
+def _expected(oracle: Raw, errors: tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor | None]]], scale: float, dtypes: Any) -> Expected:
+    outputs = {name: Truth(_dense(value), errors[0][name] * scale, dtypes(value)) for name, value in oracle.outputs.items()}
+    grads: list[dict[str, Truth | None]] = []
+    for values, own in zip(oracle.grads, errors[1], strict=True):
+        row: dict[str, Truth | None] = {}
+        for name, value in values.items():
+            error = own[name]
+            row[name] = None if value is None or error is None else Truth(_dense(value), error * scale, dtypes(value))
+        grads.append(row)
+    return Expected(outputs, grads, oracle.differentiable)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.layout is not torch.strided else tensor
