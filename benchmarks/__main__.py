@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 from tqdm import tqdm
 
@@ -40,39 +41,51 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """All options."""
-    root = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure proven variants and recipes, one process a cell.")
+    root = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure proven variants and recipes, one process a cell."
+    )
     root.add_argument("--suite", default="*", help=f"glob over {', '.join(SUITES)} (default: all)")
     root.add_argument("--operator", default=None, help="only cells of operators that match this glob")
-    root.add_argument("--recipe", default="production", help="what engine suites compare with reference (default: production)")
+    root.add_argument(
+        "--recipe", default="production", help="what engine suites compare with reference (default: production)"
+    )
     root.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     root.add_argument("--dtype", default="float32", choices=DTYPES)
     size = root.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="small sizes, under 3 minutes")
     size.add_argument("--full", action="store_true", help="everything, without a limit of time")
-    root.add_argument("--memory-limit", type=str, default=None, help="resident bytes of a cell, e.g. 2GiB (default: free less 2 GiB)")
-    root.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads of a cell (default: all cores)")
+    root.add_argument(
+        "--memory-limit", type=str, default=None, help="resident bytes of a cell, e.g. 2GiB (default: free less 2 GiB)"
+    )
+    root.add_argument(
+        "--threads", type=int, default=os.cpu_count() or 1, help="torch threads of a cell (default: all cores)"
+    )
     root.add_argument("--rounds", type=int, default=None, help="rounds of processes instead of the profile's")
     root.add_argument("--budget", type=float, default=None, help="seconds of timing a cell instead of the profile's")
     root.add_argument("--json", type=Path, default=None, help="write all records to this one file as well")
-    root.add_argument("--out", type=Path, default=ROOT / "reports" / "records", help="folder of records (default: reports/records)")
+    root.add_argument(
+        "--out", type=Path, default=ROOT / "reports" / "records", help="folder of records (default: reports/records)"
+    )
     root.add_argument("--ledger", type=Path, default=None, help="folder of proofs (default: the checkout's)")
-    root.add_argument("--plugin", type=Path, action="append", default=[], help="Python file with more variants or operators")
+    root.add_argument(
+        "--plugin", type=Path, action="append", default=[], help="Python file with more variants or operators"
+    )
     root.add_argument("--unproven", action="store_true", help="measure unproven variants too; their rows say so")
     root.add_argument("--list", action="store_true", help="print the tables and cells, measure nothing")
     return root
 
 
 def _run(given: argparse.Namespace) -> int:
-    suites = select(given.suite)
     where = device_class(given.device)
     load_recipe(given.recipe)
     limit_bytes = memory.parse_bytes(given.memory_limit) if given.memory_limit else memory.default_limit_bytes()
-    if given.threads < 1 or (given.rounds is not None and given.rounds < 1) or (given.budget is not None and given.budget <= 0):
+    if min(given.threads, given.rounds or 1) < 1 or (given.budget or 1) <= 0 or given.rounds == 0:
         raise ValueError("--threads and --rounds must be at least 1, --budget above 0")
     profile = PROFILES["quick" if given.quick else "full" if given.full else "standard"]
     profile = replace(profile, budget_s=given.budget) if given.budget else profile
     plugins = tuple(str(path) for path in given.plugin)
     catalogue = load(plugins=plugins)
+    suites = select(given.suite, catalogue)
     with tempfile.TemporaryDirectory() as folder:
         plan = Plan(
             catalogue=catalogue,
@@ -86,7 +99,7 @@ def _run(given: argparse.Namespace) -> int:
             shard=str(Path(folder) / "shard.npy"),
         )
         judge = Judge(catalogue, Ledger(given.ledger or settings().ledger), unproven_too=given.unproven)
-        tables = {suite: _tables(SUITES[suite](plan), given, judge) for suite in suites}
+        tables = {name: _tables(suite(plan), given, judge) for name, suite in suites.items()}
         if given.list:
             return _list(tables)
         if "data_fetch" in suites:
@@ -97,11 +110,11 @@ def _run(given: argparse.Namespace) -> int:
 
 def _tables(tables: list[Table], given: argparse.Namespace, judge: Judge) -> list[Table]:
     """Tables with the proofs looked up; ``--operator`` and ``--rounds`` applied."""
-    import fnmatch
-
     chosen = []
     for table in tables:
-        cells = tuple(c for c in table.cells if given.operator is None or fnmatch.fnmatchcase(c.operator, given.operator))
+        cells = tuple(
+            c for c in table.cells if given.operator is None or fnmatch.fnmatchcase(c.operator, given.operator)
+        )
         marked = tuple(replace(cell, proven=not judge.unproven(cell)) for cell in cells)
         if marked:
             chosen.append(replace(table, cells=marked, rounds=given.rounds or table.rounds))
@@ -136,7 +149,9 @@ def _measure(
             every += records
     if given.json is not None:
         _write(given.json, {**document(every), **machine, "profile": profile})
-    print(f"{len(every)} rows, {sum(r['status'] == 'measured' for r in every)} measured, records in {_shown(given.out)}")
+    print(
+        f"{len(every)} rows, {sum(r['status'] == 'measured' for r in every)} measured, records in {_shown(given.out)}"
+    )
 
 
 def _machine(given: argparse.Namespace, where: str) -> dict[str, Any]:
@@ -165,7 +180,9 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     return done.stdout.strip() or None
 
 

@@ -27,7 +27,7 @@ WORKS: dict[str, type[Any]] = {"operator": OperatorWork, "fetch": FetchWork, "en
 
 
 def serve(connection: Connection, entry: dict[str, Any], log: str) -> None:
-    """Run the cell: answers "timing" when the timed region begins, its numbers at the end, then each check asked for."""
+    """Run the cell: say "timing" when the timed region begins, the numbers at its end, then answer every check."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -60,7 +60,12 @@ def _measure(connection: Connection, cell: Cell, work: Any) -> None:
     per_call = FETCHES if cell.kind == "fetch" else 1
     values = [value / per_call for value in timed.values_s]
     peak = work.resident_bytes() if cell.kind == "fetch" else memory.peak_of(work.memory_call(), cell.device)
-    found = {"values_s": values, "median_s": statistics.median(values), "peak_bytes": peak, "slow_start": timed.slow_start}
+    found = {
+        "values_s": values,
+        "median_s": statistics.median(values),
+        "peak_bytes": peak,
+        "slow_start": timed.slow_start,
+    }
     details = {"calls_a_value": timed.calls * per_call, "trial_s": timed.trial_s / per_call}
     tell(connection, {**found, "details": details})
 

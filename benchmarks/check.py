@@ -1,4 +1,4 @@
-"""Outputs after timing, held against the reference's: loosely, as a benchmark asks whether work was done, not how exactly."""
+"""Outputs after timing, held against the reference's: loosely, as only the question whether work was done is open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ ENGINE_TOLERANCE = 2e-3
 SIGMAS = 6.0
 
 
-def disagreement(catalogue: Catalogue, cell: Cell, seed: int, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]) -> str:
+def disagreement(
+    catalogue: Catalogue, cell: Cell, seed: int, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor]
+) -> str:
     """Empty, or what is wrong with the cell's answer to a check seed, in words."""
     if set(expected) != set(actual):
         return f"outputs {sorted(actual)} instead of {sorted(expected)}"

@@ -34,7 +34,7 @@ class EngineWork:
         self.engine: Any = None  # frees the former one before the next is made
         self.momentum: list[Tensor] = []
         torch.manual_seed(seed)
-        engine = ContinuousThoughtEngine(**self.cell.extras["sizes"])
+        engine: Any = ContinuousThoughtEngine(**self.cell.extras["sizes"])
         _leave_the_wrap(engine, torch.Generator().manual_seed(seed))
         engine.to(self.cell.device, torch.float64 if self.cell.dtype == "float64" else torch.float32)
         engine.use(self.operators)
@@ -42,7 +42,7 @@ class EngineWork:
             block.moe.temperature = GATE_TEMPERATURE
         engine.reset_thought(self.cell.axes["B"])
         self.engine = engine
-        self.parameters = list(engine.parameters())
+        self.parameters: list[Tensor] = list(engine.parameters())
         self.momentum = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
 
     def item(self, index: int) -> Batch:
@@ -145,7 +145,9 @@ class PartWork(EngineWork):
         generator = torch.Generator().manual_seed(index)
         for parameter in self.parameters:
             values = torch.randn((min(parameter.numel(), 4096),), generator=generator).to(parameter)
-            parameter.grad = values.repeat(math.ceil(parameter.numel() / len(values)))[: parameter.numel()].view_as(parameter)
+            parameter.grad = values.repeat(math.ceil(parameter.numel() / len(values)))[: parameter.numel()].view_as(
+                parameter
+            )
 
     def call(self, item: Any) -> Any:
         """The part."""
@@ -198,7 +200,9 @@ def _embedding_norms(work: PartWork, item: tuple[Tensor, Batch]) -> None:
 
 def _head(work: PartWork, item: tuple[Tensor, Batch]) -> None:
     hidden, (_, targets) = item
-    work.operators["cross_entropy"](hidden.reshape(-1, hidden.shape[-1]), work.engine.observe.weight, targets.reshape(-1))
+    work.operators["cross_entropy"](
+        hidden.reshape(-1, hidden.shape[-1]), work.engine.observe.weight, targets.reshape(-1)
+    )
 
 
 # A step, then what its forward pass is made of.

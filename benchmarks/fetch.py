@@ -59,7 +59,7 @@ class FetchWork:
         self.path = cell.extras["shard"]
         context = multiprocessing.get_context("fork")
         self.workers: list[tuple[Any, Connection]] = []
-        for _ in range(cell.axes["P"]):
+        for _ in range(0 if cell.check_only else cell.axes["P"]):
             ours, theirs = context.Pipe()
             arguments = (self.bound, self.path, cell.axes["B"], cell.axes["T"], theirs)
             process = context.Process(target=serve, args=arguments, daemon=True)

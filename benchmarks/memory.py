@@ -9,12 +9,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 RESERVE_BYTES = 2 * 2**30
+CHILDREN_EVERY_S = 0.5
 _M_MMAP_THRESHOLD = -3
 
 
@@ -34,14 +36,28 @@ def default_limit_bytes() -> int:
     return max(2**30, int(psutil.virtual_memory().available) - RESERVE_BYTES)
 
 
-def resident_bytes(process: psutil.Process) -> int:
-    """Resident bytes of a process and everything it started; 0 for what has ended."""
-    total = 0
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        for each in (process, *process.children(recursive=True)):
+class Resident:
+    """Resident bytes of a process and everything it started; whom it started is looked up twice a second only.
+
+    Looking reads every process of the system, which a measurement on few cores would feel.
+    """
+
+    def __init__(self, process: psutil.Process) -> None:
+        self.process = process
+        self._children: list[psutil.Process] = []
+        self._looked = -CHILDREN_EVERY_S
+
+    def __call__(self) -> int:
+        """Bytes now; 0 for what has ended."""
+        total = 0
+        if monotonic() - self._looked >= CHILDREN_EVERY_S:
+            self._looked = monotonic()
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                self._children = self.process.children(recursive=True)
+        for each in (self.process, *self._children):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 total += int(each.memory_info().rss)
-    return total
+        return total
 
 
 def kill_tree(process: psutil.Process) -> None:
@@ -53,7 +69,7 @@ def kill_tree(process: psutil.Process) -> None:
 
 
 def peak_of(call: Callable[[], Any], device: str) -> int | None:
-    """Peak bytes while ``call`` runs, less the level before: the allocator's on CUDA, the kernel's on Linux, else None."""
+    """Peak bytes of ``call`` above the level before: the allocator's on CUDA, the kernel's on Linux, else None."""
     gc.collect()
     if device.startswith("cuda"):
         import torch

@@ -8,16 +8,32 @@ from dataclasses import dataclass, field
 Sizes = Mapping[str, int]
 
 ENGINE_1B = {
-    "vocab_size": 50257, "d_model": 1280, "n_layers": 16, "n_heads": 20, "d_head": 64, "n_levels": 2, "n_oscillators": 16,
-    "coupling_rank": 8, "n_experts": 128, "top_k": 2, "expert_d_ff": 2048, "siren_rank": 64,
+    "vocab_size": 50257, "d_model": 1280, "n_layers": 16, "n_heads": 20, "d_head": 64, "n_levels": 2,
+    "n_oscillators": 16, "coupling_rank": 8, "n_experts": 128, "top_k": 2, "expert_d_ff": 2048, "siren_rank": 64,
 }  # fmt: skip
 # bench_engine of the seeds: d=128, 2 blocks, E8.
 ENGINE_SMALL = {
     **ENGINE_1B, "d_model": 128, "n_layers": 2, "n_heads": 2, "n_experts": 8, "expert_d_ff": 256, "siren_rank": 32,
 }  # fmt: skip
-ENGINE_TINY = {**ENGINE_SMALL, "vocab_size": 512, "d_model": 64, "n_heads": 4, "d_head": 16, "expert_d_ff": 64, "siren_rank": 8}
+ENGINE_TINY = {
+    **ENGINE_SMALL,
+    "vocab_size": 512,
+    "d_model": 64,
+    "n_heads": 4,
+    "d_head": 16,
+    "expert_d_ff": 64,
+    "siren_rank": 8,
+}
 # The breakdown of the seeds: d=512, 4 blocks, 16 experts.
-ENGINE_PROFILE = {**ENGINE_1B, "d_model": 512, "n_layers": 4, "n_heads": 8, "n_experts": 16, "expert_d_ff": 1024, "siren_rank": 32}
+ENGINE_PROFILE = {
+    **ENGINE_1B,
+    "d_model": 512,
+    "n_layers": 4,
+    "n_heads": 8,
+    "n_experts": 16,
+    "expert_d_ff": 1024,
+    "siren_rank": 32,
+}
 
 MOE_1B = {"C": 128, "D": 1280, "E": 128, "F": 2048, "r": 64, "k": 2, "N": 16}
 MOE_TINY = {"C": 64, "D": 128, "E": 16, "F": 256, "r": 16, "k": 2, "N": 16}
@@ -76,7 +92,7 @@ QUICK = Profile(
     budget_s=0.25,
     limit_s=90,
     operators={
-        "attention": (Shape(case="quick", axes={"B": 1, "G": 8, "C": 128, "K": 64}, rounds=3),),
+        "attention": (Shape(case="quick", axes={"B": 1, "G": 8, "C": 128, "K": 64}, rounds=5),),
         "cross_entropy": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=3),),
         "moe": (Shape(case="quick", axes={"B": 2, **MOE_TINY}, rounds=3, values="one"),),
         "sampler": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=3, modes=FORWARD),),
@@ -126,7 +142,10 @@ FULL = Profile(
         "cross_entropy": (head(256, 5, BOTH), head(4096, 2, BOTH)),
         "moe": tuple(Shape(case="real_1b", axes={"B": B, **MOE_1B}, rounds=3, values="one") for B in (2, 8)),
         "sampler": (head(256, 5, FORWARD), head(4096, 2, FORWARD)),
-        "block": (Shape(case="real_1b", axes={"B": 1, **BLOCK_1B}, rounds=3), Shape(case="real_1b", axes={"B": 4, **BLOCK_1B}, rounds=2)),
+        "block": (
+            Shape(case="real_1b", axes={"B": 1, **BLOCK_1B}, rounds=3),
+            Shape(case="real_1b", axes={"B": 4, **BLOCK_1B}, rounds=2),
+        ),
         "optimizer_step": (Shape(case="real_1b", axes={"rows": 50257, "D": 1280, "tensors": 2}, rounds=5, modes=STEP),),
     },
     fetch_tokens=SHARD_TOKENS,

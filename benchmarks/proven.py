@@ -37,9 +37,13 @@ class Judge:
         return self._unclaimed(cell)
 
     def _variants(self, cell: Cell) -> list[str]:
-        keys = [f"{cell.operator}/{cell.variant}"] if f"{cell.operator}/{cell.variant}" in self.catalogue.variants else []
+        keys = (
+            [f"{cell.operator}/{cell.variant}"] if f"{cell.operator}/{cell.variant}" in self.catalogue.variants else []
+        )
         if cell.recipe is not None:
-            keys += [f"{operator}/{variant}" for operator, variant in load_recipe(cell.recipe, self.static).variants.items()]
+            keys += [
+                f"{operator}/{variant}" for operator, variant in load_recipe(cell.recipe, self.static).variants.items()
+            ]
         return keys
 
     def _gap(self, key: str, device: str, dtype: str) -> str:
@@ -60,5 +64,7 @@ class Judge:
         for letter, (low, high, multiple) in variant.shapes.items():
             size = cell.axes.get(letter, low)
             if not low <= size <= high or size % multiple:
-                return f"not claimed: {variant.key} takes {letter} from {low} to {high} in steps of {multiple}, not {size}"
+                return (
+                    f"not claimed: {variant.key} takes {letter} from {low} to {high} in steps of {multiple}, not {size}"
+                )
         return ""

@@ -112,7 +112,9 @@ class Runner:
             "values_s": [value for o in outcomes for value in o.values_s] or None,
             "median_s": row.median_s,
             "peak_bytes": int(statistics.median(peaks)) if peaks else None,
-            "floor_s": floors.floor_s(cell.operator, cell.axes, cell.mode, cell.dtype, self.machine) if cell.kind in ("operator", "fetch") else None,
+            "floor_s": floors.floor_s(cell.operator, cell.axes, cell.mode, cell.dtype, self.machine)
+            if cell.kind in ("operator", "fetch")
+            else None,
             "reason": row.ended.reason if row.ended is not None else "",
             "null": cell.null,
             "proven": cell.proven,
@@ -131,5 +133,7 @@ def _ratios(reference: Row, row: Row) -> list[float]:
     """Reference time over the row's, in every round that has both."""
     if reference.ended is not None:
         return []
-    pairs = [(reference.outcomes[n].median_s, o.median_s) for n, o in sorted(row.outcomes.items()) if n in reference.outcomes]
+    pairs = [
+        (reference.outcomes[n].median_s, o.median_s) for n, o in sorted(row.outcomes.items()) if n in reference.outcomes
+    ]
     return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]

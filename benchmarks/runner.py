@@ -14,11 +14,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from benchmarks import cell as child
-from benchmarks.memory import kill_tree, resident_bytes
+from benchmarks.memory import Resident, kill_tree
 from benchmarks.spec import Cell, Outcome
 
 POLL_S = 0.02
@@ -60,10 +60,10 @@ class Process:
 
     def answer(self, *, raw: bool = False) -> Any:
         """The next message; ``_EndedError`` when the process ends, or passes its time or memory limit."""
-        tree = psutil.Process(self._process.pid) if self._process.is_alive() else None
+        tree = Resident(psutil.Process(self._process.pid)) if self._process.is_alive() else None
         while not self._connection.poll(POLL_S):
             if tree is not None:
-                self.most_bytes = max(self.most_bytes, resident_bytes(tree))
+                self.most_bytes = max(self.most_bytes, tree())
             if self.most_bytes > self.limit_bytes:
                 raise self._ended("killed_memory", f"{_gib(self.most_bytes)} resident, limit {_gib(self.limit_bytes)}")
             if monotonic() - self._began > self.cell.limit_s:
@@ -108,7 +108,9 @@ class Process:
 def run(cell: Cell, limit_bytes: int, check_seeds: tuple[int, ...] = ()) -> tuple[Outcome, list[dict[str, Any]]]:
     """Measure a cell, then have it answer the check seeds, which it learns only now; the outcome and the answers."""
     if cell.need_bytes > limit_bytes:
-        return Outcome(status="refused", reason=f"memory: {_gib(cell.need_bytes)} needed, limit {_gib(limit_bytes)}"), []
+        return Outcome(
+            status="refused", reason=f"memory: {_gib(cell.need_bytes)} needed, limit {_gib(limit_bytes)}"
+        ), []
     process = Process(cell, limit_bytes)
     process.start()
     answers: list[dict[str, Any]] = []
@@ -139,9 +141,13 @@ def _measured(process: Process) -> Outcome:
         wall_s = monotonic() - began
         found = process.answer()
         if wall_s > CLOCK_FACTOR * busy_s + CLOCK_SLACK_S:
-            return Outcome(status="refused", reason=f"the cell's clock says {busy_s:.2f} s, the parent's {wall_s:.2f} s")
+            return Outcome(
+                status="refused", reason=f"the cell's clock says {busy_s:.2f} s, the parent's {wall_s:.2f} s"
+            )
     if found["slow_start"]:
-        reason = f"slow start: {found['details']['trial_s']:.3g} s a call while calibrating, {found['median_s']:.3g} s after"
+        reason = (
+            f"slow start: {found['details']['trial_s']:.3g} s a call while calibrating, {found['median_s']:.3g} s after"
+        )
         return Outcome(status="refused", reason=reason)
     return Outcome(
         status="measured",
@@ -154,7 +160,17 @@ def _measured(process: Process) -> Outcome:
 
 def rates(device: str, threads: int) -> dict[str, Any]:
     """The machine's rates, measured in a process of their own; ``RuntimeError`` if that fails."""
-    cell = Cell(suite="rates", kind="rates", operator="rates", variant="rates", case="", axes={}, mode="step", device=device, threads=threads)
+    cell = Cell(
+        suite="rates",
+        kind="rates",
+        operator="rates",
+        variant="rates",
+        case="",
+        axes={},
+        mode="step",
+        device=device,
+        threads=threads,
+    )
     process = Process(cell, 1 << 62)
     process.start()
     try:

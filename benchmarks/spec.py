@@ -47,7 +47,9 @@ class Cell:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES or self.kind not in KINDS:
-            raise ValueError(f"a cell's mode is one of {MODES} and its kind one of {KINDS}, not {self.mode!r}, {self.kind!r}")
+            raise ValueError(
+                f"a cell's mode is one of {MODES} and its kind one of {KINDS}, not {self.mode!r}, {self.kind!r}"
+            )
 
     @property
     def label(self) -> str:

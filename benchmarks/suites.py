@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.profiles import Profile, Shape
 from benchmarks.spec import Cell, Table
-from registry import Catalogue, Recipe, load_recipe
+from registry import Catalogue, Operator, Recipe, load_recipe
 from registry.catalogue import unknown
 
 PARTS_OF_STEP = ("forward", "backward", "clip", "optimizer_step")
@@ -50,11 +51,19 @@ class Plan:
 def operator_suite(operator: str, plan: Plan) -> list[Table]:
     """One table a shape and mode, a row a variant; a block runs with the recipe's attention and experts inside."""
     tables = []
-    for shape in plan.profile.operators[operator]:
+    for shape in plan.profile.operators.get(operator) or own_shapes(plan.catalogue.operator(operator)):
         for mode in shape.modes:
             cells = [_variant(plan, operator, variant.name, shape, mode) for variant in plan.catalogue.of(operator)]
             tables.append(plan.compared(cells, shape.rounds))
     return tables
+
+
+def own_shapes(operator: Operator) -> tuple[Shape, ...]:
+    """What is measured of an operator that no profile knows, a plug-in's: its real cases, else its first one."""
+    cases = operator.cases()
+    chosen = [case for case in cases if case.kind == "real"] or list(cases[:1])
+    modes = ("forward", "forward_backward") if operator.differentiable else ("forward",)
+    return tuple(Shape(case=c.name, axes=c.sizes, values=c.values, rounds=3, modes=modes) for c in chosen)
 
 
 def _variant(plan: Plan, operator: str, name: str, shape: Shape, mode: str) -> Cell:
@@ -99,14 +108,23 @@ def data_fetch(plan: Plan) -> list[Table]:
 
 
 def _engine(plan: Plan, suite: str, recipe: str, axes: Mapping[str, int], **fields: Any) -> Cell:
-    given: dict[str, Any] = {"kind": "engine", "operator": "engine", "variant": recipe, "case": "step", "mode": "step", "recipe": recipe}
+    given: dict[str, Any] = {
+        "kind": "engine",
+        "operator": "engine",
+        "variant": recipe,
+        "case": "step",
+        "mode": "step",
+        "recipe": recipe,
+    }
     return plan.cell(suite=suite, axes=axes, **{**given, "extras": {"sizes": plan.profile.engine}, **fields})
 
 
 def engine(plan: Plan) -> list[Table]:
     """Training steps end to end, a row a recipe."""
     profile = plan.profile
-    cells = [_engine(plan, "engine", recipe, profile.engine_axes, pinned=profile.engine_steps) for recipe in plan.recipes]
+    cells = [
+        _engine(plan, "engine", recipe, profile.engine_axes, pinned=profile.engine_steps) for recipe in plan.recipes
+    ]
     return [plan.compared(cells, profile.engine_rounds)]
 
 
@@ -117,9 +135,15 @@ def engine_1b(plan: Plan) -> list[Table]:
     batches = sorted({B for each in plan.profile.engine_1b.values() for B in each})
     tables = []
     for B in batches:
-        recipes = [r for r in plan.recipes if B in plan.profile.engine_1b.get("reference" if r == "reference" else "production", ())]
+        recipes = [
+            r
+            for r in plan.recipes
+            if B in plan.profile.engine_1b.get("reference" if r == "reference" else "production", ())
+        ]
         extras = {"sizes": ENGINE_1B, "check_steps": 1}
-        cells = [_engine(plan, "engine_1b", r, {"B": B, "C": 128}, pinned=3, limit_s=1800, extras=extras) for r in recipes]
+        cells = [
+            _engine(plan, "engine_1b", r, {"B": B, "C": 128}, pinned=3, limit_s=1800, extras=extras) for r in recipes
+        ]
         tables.append(Table(tuple(cells), 1, checked=len(cells) > 1))
     return tables
 
@@ -129,7 +153,8 @@ def trainer(plan: Plan) -> list[Table]:
     steps = plan.profile.trainer_steps
     extras = {"sizes": plan.profile.engine, "steps": steps}
     cells = [
-        _engine(plan, "trainer", recipe, plan.profile.engine_axes, kind="trainer", operator="trainer", extras=extras) for recipe in plan.recipes
+        _engine(plan, "trainer", recipe, plan.profile.engine_axes, kind="trainer", operator="trainer", extras=extras)
+        for recipe in plan.recipes
     ]
     return [Table(tuple(cells), plan.profile.small_rounds, checked=False)]
 
@@ -145,7 +170,16 @@ def breakdown(plan: Plan) -> list[Table]:
     """A step by its parts, then the forward pass by its components, each measured alone."""
     extras = {"sizes": plan.profile.breakdown}
     cells = [
-        _engine(plan, "breakdown", plan.recipe, plan.profile.breakdown_axes, kind="part", operator=part, case=case, extras=extras)
+        _engine(
+            plan,
+            "breakdown",
+            plan.recipe,
+            plan.profile.breakdown_axes,
+            kind="part",
+            operator=part,
+            case=case,
+            extras=extras,
+        )
         for case, parts in (("step", PARTS_OF_STEP), ("forward", PARTS_OF_FORWARD))
         for part in parts
     ]
@@ -155,13 +189,14 @@ def breakdown(plan: Plan) -> list[Table]:
 def cumulative(plan: Plan) -> list[Table]:
     """The reference recipe, then one of the recipe's variants added a row, in the recipe's order."""
     cells = [
-        _engine(plan, "cumulative", spec, plan.profile.engine_axes, pinned=max(3, plan.profile.engine_steps // 2)) for spec in stack(plan.recipe)
+        _engine(plan, "cumulative", spec, plan.profile.engine_axes, pinned=max(3, plan.profile.engine_steps // 2))
+        for spec in stack(plan.recipe)
     ]
     return [plan.compared(cells, plan.profile.small_rounds)]
 
 
 def stack(recipe: str) -> list[str]:
-    """``reference``, then a spec with one override more each, to all in which the recipe differs; the loop's own operators left out."""
+    """``reference``, then one override more each, to all that the recipe changes but the loop's own operators."""
     wanted: Recipe = load_recipe(recipe)
     base = load_recipe("reference")
     specs = ["reference"]
@@ -172,8 +207,9 @@ def stack(recipe: str) -> list[str]:
     return specs
 
 
-SUITES: dict[str, Callable[[Plan], list[Table]]] = {
-    **{name: (lambda plan, name=name: operator_suite(name, plan)) for name in OPERATORS},  # type: ignore[misc]
+Suite = Callable[[Plan], list[Table]]
+SUITES: dict[str, Suite] = {
+    **{name: functools.partial(operator_suite, name) for name in OPERATORS},
     "data_fetch": data_fetch,
     "engine": engine,
     "engine_1b": engine_1b,
@@ -184,9 +220,11 @@ SUITES: dict[str, Callable[[Plan], list[Table]]] = {
 }
 
 
-def select(pattern: str) -> list[str]:
-    """The suites that a glob names; none is an ``UnknownNameError`` with the nearest one."""
-    found = [name for name in SUITES if fnmatch.fnmatchcase(name, pattern)]
+def select(pattern: str, catalogue: Catalogue) -> dict[str, Suite]:
+    """The suites that a glob names, a plug-in's operators among them; none is an error with the nearest name."""
+    own = [name for name in catalogue.operators if name not in SUITES]
+    known = {**SUITES, **{name: functools.partial(operator_suite, name) for name in own}}
+    found = {name: suite for name, suite in known.items() if fnmatch.fnmatchcase(name, pattern)}
     if not found:
-        raise unknown("suite", pattern, SUITES)
+        raise unknown("suite", pattern, known)
     return found

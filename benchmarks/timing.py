@@ -108,7 +108,7 @@ def cuda_clock() -> float:
     import torch
 
     torch.cuda.synchronize()
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     event.synchronize()
     base = _BASE_EVENT.setdefault("event", event)
@@ -124,7 +124,9 @@ def measure(work: Work, *, budget_s: float, device: str, pinned: int | None = No
     The first call is not counted. ``slow_start`` says that the calls calibration saw were several times slower
     than the later ones: a calibration that was cheated, not a cold cache.
     """
-    clock, name = (cuda_clock, f"{__name__}.cuda_clock") if device.startswith("cuda") else (perf_counter, "time.perf_counter")
+    clock, name = (
+        (cuda_clock, f"{__name__}.cuda_clock") if device.startswith("cuda") else (perf_counter, "time.perf_counter")
+    )
     walk = Walk(work)
     walk.single(clock)
     trials: list[float] = []

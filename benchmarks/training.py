@@ -25,8 +25,28 @@ def train(cell: Cell) -> dict[str, Any]:
         shard, out, sizes = Path(folder) / "shard.npy", Path(folder) / "out", Path(folder) / "sizes.toml"
         make_shard(shard, (steps + 2) * B * C + C + 2)
         sizes.write_text("".join(f"{k} = {v}\n" for k, v in cell.extras["sizes"].items()), encoding="utf-8")
-        command = [sys.executable, "-m", "trainer", "run", "--shard", str(shard), "--out", str(out), "--size", str(sizes)]
-        command += ["--recipe", str(cell.recipe), "--device", cell.device, "--steps", str(steps), "--seed", str(cell.seed)]
+        command = [
+            sys.executable,
+            "-m",
+            "trainer",
+            "run",
+            "--shard",
+            str(shard),
+            "--out",
+            str(out),
+            "--size",
+            str(sizes),
+        ]
+        command += [
+            "--recipe",
+            str(cell.recipe),
+            "--device",
+            cell.device,
+            "--steps",
+            str(steps),
+            "--seed",
+            str(cell.seed),
+        ]
         command += ["--batch", str(B), "--seq", str(C), "--dtype", cell.dtype]
         command += ["--ledger", cell.ledger] if cell.ledger else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)

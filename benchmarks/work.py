@@ -78,7 +78,9 @@ class OperatorWork:
             arguments, _ = inputs.tracked(self.draw(self.cell.seed), self.operator.differentiable)
             with precision(self.cell):
                 outputs = self.bound(*arguments.values())
-            self._found = [tuple(o.shape) if isinstance(o, Tensor) and o.requires_grad else None for _, o in leaves(outputs)]
+            self._found = [
+                tuple(o.shape) if isinstance(o, Tensor) and o.requires_grad else None for _, o in leaves(outputs)
+            ]
         return self._found
 
     def call(self, item: Item) -> Any:

@@ -1,0 +1,113 @@
+"""Plots as SVG with the same bytes for the same records: speed-up, memory against batch, budget used, loss."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from registry import Ledger
+from registry.static import StaticCatalogue
+from reports.records import Record, Records
+
+
+def plots(records: Records, ledger: Ledger, catalogue: StaticCatalogue, metrics: Path | None) -> dict[str, str]:
+    """SVG text by file name; only of what there is."""
+    found = {
+        "speedup.svg": _drawn(lambda axes: _speedup(axes, records)),
+        "memory.svg": _drawn(lambda axes: _memory(axes, records)),
+        "budget.svg": _drawn(lambda axes: _budget(axes, ledger, catalogue)),
+        "loss.svg": _drawn(lambda axes: _loss(axes, metrics)) if metrics is not None and metrics.is_file() else "",
+    }
+    return {name: svg for name, svg in found.items() if svg}
+
+
+def _drawn(draw: Callable[[Any], bool]) -> str:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "fractus", "svg.fonttype": "none", "axes.grid": True, "grid.alpha": 0.3}
+    ):
+        figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+        buffer = io.StringIO()
+        if draw(axes):
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        pyplot.close(figure)
+    return buffer.getvalue()
+
+
+def _speedup(axes: Any, records: Records) -> bool:
+    rows = [
+        r
+        for d in records.documents
+        for r in d.records
+        if r.get("ratio") and not r.get("null") and "," not in r["variant"]
+    ]
+    best: dict[str, float] = {}
+    for record in rows:
+        mode = record["mode"].replace("forward_backward", "fwd+bwd")
+        name = f"{record['operator']}/{record['variant']} {mode} {record['device']}"
+        best[f"{name} B={record['axes'].get('B', '')}".removesuffix(" B=")] = record["ratio"]
+    names = sorted(best, reverse=True)
+    axes.barh(names, [best[name] for name in names], color=["tab:green" if best[n] >= 1 else "tab:red" for n in names])
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlabel("times as fast as the reference, same rounds")
+    axes.tick_params(axis="y", labelsize=6)
+    return bool(best)
+
+
+def _memory(axes: Any, records: Records) -> bool:
+    lines: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for record in (
+        r
+        for r in [*records.of("attention"), *records.of("scaling"), *records.of("engine_1b")]
+        if r["peak_bytes"] and not r.get("null")
+    ):
+        mode = record["mode"].replace("forward_backward", "fwd+bwd")
+        lines[f"{record['operator']}/{record['variant']} {mode} {record['device']}"].append(
+            (record["axes"]["B"], record["peak_bytes"])
+        )
+    for name, points in sorted(lines.items()):
+        batches, peaks = zip(*sorted(points), strict=True)
+        axes.plot(batches, [peak / 2**20 for peak in peaks], marker="o", label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel("batch B")
+    axes.set_ylabel("peak MiB above inputs")
+    if lines:
+        axes.legend(fontsize=6)
+    return bool(lines)
+
+
+def _budget(axes: Any, ledger: Ledger, catalogue: StaticCatalogue) -> bool:
+    used: dict[str, float] = {}
+    for operator in catalogue.operators:
+        for proof in ledger.records(operator).values():
+            if proof.budget_used is not None and proof.status == "passed":
+                key = f"{operator}/{proof.variant} {proof.property}"
+                used[key] = max(used.get(key, 0.0), proof.budget_used)
+    names = sorted((name for name in used if used[name] > 0), key=lambda name: used[name])[-40:]
+    axes.barh(names, [used[name] for name in names])
+    axes.axvline(1.0, color="tab:red", linewidth=1)
+    axes.set_xlabel("largest part of the error budget used")
+    axes.tick_params(axis="y", labelsize=5)
+    return bool(names)
+
+
+def _loss(axes: Any, metrics: Path | None) -> bool:
+    assert metrics is not None
+    lines: list[Record] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    for key in ("ema_tf", "ema_ss"):
+        points = [(line["step"], line[key]) for line in lines if line[key] is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=key)
+    axes.set_xlabel("step")
+    axes.set_ylabel("cross-entropy")
+    axes.legend()
+    return bool(lines)
