@@ -34,7 +34,7 @@ class CarryModule(nn.Module):
 
 
 class CTEBlock(CarryModule):
-    """Attention, Kuramoto clock and phase-routed experts with pre-norms, and the carry ``attn_S, attn_z, kuramoto_phases``.
+    """Attention, Kuramoto clock and phase-routed experts with pre-norms, and their carry between calls.
 
     The carry is read before and written after the block operator, never inside it. ``attn_S`` reads and is assigned
     as (B,D,D) but held as (B,H,K,K): writing into what it returns changes nothing.
@@ -88,8 +88,10 @@ class CTEBlock(CarryModule):
         self.kuramoto_phases = self.kuramoto_phases.new_zeros(batch, 1, self.kuramoto.n_oscillators)
 
     def operands(self) -> Bundle:
-        """The block operator's ``parameters``: tensors by state-dict name, numbers, and the chosen attention and moe."""
-        tensors = {f"{layer}.{name}": tensor for layer in LAYERS for name, tensor in _tensors(self.get_submodule(layer))}
+        """The block operator's ``parameters``: tensors by state-dict name, numbers, chosen attention and moe."""
+        tensors = {
+            f"{layer}.{name}": tensor for layer in LAYERS for name, tensor in _tensors(self.get_submodule(layer))
+        }
         return Bundle(
             {
                 **tensors,
@@ -103,7 +105,7 @@ class CTEBlock(CarryModule):
         )
 
     def tick_chunk_core(self, h: Tensor, block_ckpt: bool = False) -> tuple[Tensor, Tensor]:
-        """h (B,C,D) -> (h (B,C,D), load-balance loss ()), advancing the carry; under activation checkpointing if asked."""
+        """h (B,C,D) -> (h (B,C,D), load-balance loss ()), advancing the carry; checkpointed if asked."""
         call = self.chosen.get("block") or functools.partial(block, plain)
         arguments = (self.operands(), h, self._carry(h))
         h, balance, carry = recomputed(call, *arguments) if block_ckpt else call(*arguments)
@@ -121,7 +123,9 @@ class CTEBlock(CarryModule):
     def _carry(self, h: Tensor) -> BlockCarry:
         batch = self.compact_S.shape[0]
         if h.shape[0] != batch:
-            raise ValueError(f"batch {h.shape[0]} differs from the carry's {batch}: call reset_state({h.shape[0]}) first")
+            raise ValueError(
+                f"batch {h.shape[0]} differs from the carry's {batch}: call reset_state({h.shape[0]}) first"
+            )
         return self.compact_S, self.attn_z.reshape(self.compact_S.shape[:3]), self.kuramoto_phases
 
     def _store(self, carry: BlockCarry) -> None:
@@ -151,7 +155,9 @@ class CTEBlock(CarryModule):
         if full is None:
             missing_keys.extend([name] if strict else [])
         elif tuple(full.shape) != expected:
-            error_msgs.append(f"size mismatch for {name}: {tuple(full.shape)} in the checkpoint, {expected} in the model.")
+            error_msgs.append(
+                f"size mismatch for {name}: {tuple(full.shape)} in the checkpoint, {expected} in the model."
+            )
         else:
             self.compact_S = to_compact(full.detach(), self.attn.n_heads).to(self.compact_S)
 

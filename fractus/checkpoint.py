@@ -1,4 +1,4 @@
-"""Checkpoints in the existing format: reading them safely, loading them into an engine with a report, and their dictionary."""
+"""Checkpoints in the existing format: read without running code, loaded with a report, written as a dictionary."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load_checkpoint(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The (model_state, config) of a file written by torch.save, without running code from it; prefixes are kept.
 
-    ``ValueError`` for a missing, truncated or foreign file, and one that unpickles anything but tensors and plain values.
+    ``ValueError`` for a missing, truncated or foreign file, and for anything in it but tensors and plain values.
     """
     if not Path(path).is_file():
         raise ValueError(f"no checkpoint {path}")
@@ -76,7 +76,7 @@ def load_checkpoint(
 
 
 def stripped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state under bare names, ``_orig_mod.`` and ``module.`` taken off in any order; ``ValueError`` if two become one."""
+    """The state under bare names, ``_orig_mod.`` and ``module.`` taken off; ``ValueError`` if two become one."""
     bare: dict[str, Tensor] = {}
     for name, value in state.items():
         short = name
@@ -92,7 +92,9 @@ def check_config(engine: nn.Module, config: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` naming the first size in which a checkpoint's config differs from the engine's."""
     for name in SIZES:
         if name in config and config[name] != engine.config[name]:
-            raise ValueError(f"another architecture: {name} is {config[name]} in the checkpoint, {engine.config[name]} here")
+            raise ValueError(
+                f"another architecture: {name} is {config[name]} in the checkpoint, {engine.config[name]} here"
+            )
 
 
 def load_into(engine: nn.Module, state: Mapping[str, Tensor], config: Mapping[str, Any] | None = None) -> LoadReport:

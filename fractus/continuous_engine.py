@@ -75,10 +75,8 @@ class ContinuousThoughtEngine(CarryModule):
         self.salience_head = nn.Linear(d_model, 1)
 
     @classmethod
-    def from_pretrained(
-        cls, path: str | Path, map_location: str | torch.device = "cpu"
-    ) -> ContinuousThoughtEngine:
-        """An engine of the checkpoint's config with its weights and the first row of its carry; ``ValueError`` as the loader's."""
+    def from_pretrained(cls, path: str | Path, map_location: str | torch.device = "cpu") -> ContinuousThoughtEngine:
+        """An engine of the checkpoint's config with its weights and its carry's first row; errors as the loader's."""
         state, config = load_checkpoint(path, map_location)
         engine = cls(**{name: config[name] for name in SIZES if name in config}).to(map_location)
         load_into(engine, state)
@@ -113,7 +111,7 @@ class ContinuousThoughtEngine(CarryModule):
             block.reset_state(batch)
 
     def tick_chunk_core(self, tokens: Tensor, block_ckpt: bool = False) -> tuple[Tensor, Tensor]:
-        """tokens (B,C) -> (hidden (B,C,D), total load-balance loss ()), advancing the carry; the last position is the new thought."""
+        """tokens (B,C) -> (hidden (B,C,D), total load-balance loss ()), advancing the carry and the thought."""
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"tokens must be (B, C) integers, not {tuple(tokens.shape)} {tokens.dtype}")
         self._check_batch(tokens.shape[0])
@@ -149,7 +147,7 @@ class ContinuousThoughtEngine(CarryModule):
         ce_chunk: int | None = None,
         block_ckpt: bool = False,
     ) -> tuple[Tensor, ...]:
-        """tokens, targets (B,C) -> (mean cross-entropy (), total load-balance loss ()[, hidden (B,C,D)]), advancing the carry.
+        """tokens, targets (B,C) -> (mean cross-entropy (), total load-balance loss ()[, hidden (B,C,D)]).
 
         ``ce_chunk`` rows of logits exist at a time (2048 where neither it nor a cross_entropy operator is chosen).
         """

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def expect(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ``ValueError`` unless ``tensor`` has this shape, dtype and device; the message names what was asked and given."""
+    """Raise ``ValueError`` unless ``tensor`` has this shape, dtype and device; both sides are named."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a tensor {shape} {dtype}, not {type(tensor).__name__}")
     if tuple(tensor.shape) != shape:
@@ -19,7 +19,7 @@ def expect(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def expect_floating(name: str, tensor: Tensor, letters: str) -> None:
-    """Raise ``ValueError`` unless ``tensor`` is floating with one non-empty axis a letter of ``letters`` (``"G,C,K"``)."""
+    """Raise ``ValueError`` unless ``tensor`` is floating with a non-empty axis for each of ``letters`` ("G,C,K")."""
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{name} must be a floating tensor ({letters}), not {type(tensor).__name__}")
     if tensor.dim() != len(letters.split(",")) or 0 in tensor.shape:

@@ -30,7 +30,7 @@ def feature_map(x: Tensor, offset: Tensor) -> Tensor:
 def attention_layer(
     attn: Bundle, x: Tensor, S: Tensor, z: Tensor, n_heads: int, levels: int, attention: Attention
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Multi-level linear attention: x (B,C,D), S (B,H,K,K), z (B,H,K) -> (out (B,C,D), S, z) with the carry not detached.
+    """Multi-level linear attention: x (B,C,D), S (B,H,K,K), z (B,H,K) -> (out (B,C,D), S, z), not detached.
 
     All levels start from the same (S, z); the carry returned is the mean over levels of the final ones.
     """
@@ -52,7 +52,7 @@ def attention_layer(
 def attention_tick(
     attn: Bundle, x: Tensor, S: Tensor, z: Tensor, n_heads: int, attention: Attention
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One token of attention at level 0 without level weights: x (B,1,D), S (B,H,K,K), z (B,H,K) -> (out (B,1,D), S, z).
+    """One token of attention, level 0 alone, unweighted: x (B,1,D), S (B,H,K,K), z (B,H,K) -> (out (B,1,D), S, z).
 
     The token's k and v enter the carry detached, before it is read out.
     """
@@ -99,7 +99,7 @@ def block_core(parameters: Bundle, h: Tensor, carry: BlockCarry) -> tuple[Tensor
 
 
 def tick_core(parameters: Bundle, h: Tensor, carry: BlockCarry) -> tuple[Tensor, Tensor, BlockCarry]:
-    """One CTE block over a single token: h (B,1,D) and the carry of ``block_core``, with the attention of ``attention_tick``."""
+    """One CTE block over a single token: h (B,1,D) and the carry as ``block_core``, with ``attention_tick``."""
     S, z, _ = carry
     x = norm(parameters, "norm_attn", h)
     out, S, z = attention_tick(below(parameters, "attn."), x, S, z, parameters["n_heads"], parameters["attention"])

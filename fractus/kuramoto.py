@@ -27,7 +27,7 @@ def start_phases(hidden: Tensor, n_oscillators: int) -> Tensor:
 
 
 def velocity(theta: Tensor, omega: Tensor, coupling_u: Tensor, coupling_lambda: Tensor, damping: float) -> Tensor:
-    """``omega - damping*theta + cos*U(lambda*U^T sin) - sin*U(lambda*U^T cos)``: theta (..., N), U (N, rank) -> (..., N)."""
+    """``omega - damping*theta + cos*U(lambda*U^T sin) - sin*U(lambda*U^T cos)``: (..., N) -> (..., N)."""
     sine, cosine = torch.sin(theta), torch.cos(theta)
     from_sine = ((sine @ coupling_u) * coupling_lambda) @ coupling_u.T
     from_cosine = ((cosine @ coupling_u) * coupling_lambda) @ coupling_u.T
@@ -37,7 +37,7 @@ def velocity(theta: Tensor, omega: Tensor, coupling_u: Tensor, coupling_lambda: 
 def rk4_step(
     theta: Tensor, omega: Tensor, coupling_u: Tensor, coupling_lambda: Tensor, dt: float = 0.1, damping: float = 0.01
 ) -> Tensor:
-    """One classical Runge-Kutta step of ``velocity``, wrapped after it and not inside its stages: (..., N) -> (..., N)."""
+    """One classical Runge-Kutta step of ``velocity``, wrapped after it, not inside its stages: (..., N)."""
     k1 = velocity(theta, omega, coupling_u, coupling_lambda, damping)
     k2 = velocity(theta + 0.5 * dt * k1, omega, coupling_u, coupling_lambda, damping)
     k3 = velocity(theta + 0.5 * dt * k2, omega, coupling_u, coupling_lambda, damping)

@@ -27,7 +27,7 @@ def load_balance(full: Tensor) -> Tensor:
 
 
 def chosen_experts(full: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The top_k gates of (..., E), renormalised to sum 1 (uniform if their sum is <= 1e-10): weights and ids (..., top_k)."""
+    """The top_k gates of (..., E), renormalised (uniform if their sum is <= 1e-10): weights and ids (..., top_k)."""
     values, ids = full.topk(top_k, dim=-1)
     return normalise(values), ids
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the existing format: what loads, what is sliced or skipped, and what is refused without running code."""
+"""Checkpoints of the existing format: what loads, what is sliced or skipped, what is refused unread."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ def test_another_architecture_is_refused_and_nothing_is_loaded(tmp_path: Path, s
     before = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
     with pytest.raises(ValueError, match=size):
         load_into(engine, state, config)
-    with pytest.raises(ValueError, match="another architecture: .*'"):
+    with pytest.raises(ValueError, match=r"another architecture: .*'"):
         load_into(engine, state)
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.state_dict().items())
 
 
 def test_nothing_in_common_is_an_error_and_not_random_weights() -> None:
     engine = ContinuousThoughtEngine(**TINY)
-    with pytest.raises(ValueError, match="has no 'observe.weight'"):
+    with pytest.raises(ValueError, match=r"has no 'observe\.weight'"):
         load_into(engine, {"wrapped." + name: value for name, value in engine.state_dict().items()})
 
 

@@ -1,4 +1,4 @@
-"""The engine: its carry and its refusals, chosen operators, float32 islands under autocast, and a fresh 1B's balance."""
+"""The engine: its carry and refusals, chosen operators, float32 islands under autocast, a fresh 1B's balance."""
 
 from __future__ import annotations
 
@@ -85,9 +85,11 @@ def test_attention_state_is_block_diagonal_outwards_and_compact_inside() -> None
     engine.tick_chunk(torch.randint(31, (2, 5)))
     held = engine.blocks[0].compact_S
     full = engine.blocks[0].attn_S
-    assert held.shape == (2, 3, 4, 4) and full.shape == (2, 12, 12)
+    assert held.shape == (2, 3, 4, 4)
+    assert full.shape == (2, 12, 12)
     expected = torch.stack([torch.block_diag(*row) for row in held])
-    assert torch.equal(full, expected) and torch.equal(to_compact(full, 3), held)
+    assert torch.equal(full, expected)
+    assert torch.equal(to_compact(full, 3), held)
     engine.blocks[1].attn_S = full
     assert torch.equal(engine.blocks[1].attn_S, full)
     assert torch.equal(to_full(held), engine.state_dict()["blocks.0.attn_S"])
@@ -108,7 +110,7 @@ def test_a_state_dict_round_trip_keeps_the_carry() -> None:
     other.load_state_dict(engine.state_dict())
     assert torch.equal(other.tick_chunk(tokens), engine.tick_chunk(tokens))
     damaged = {name: value for name, value in engine.state_dict().items() if name != "blocks.0.attn_S"}
-    with pytest.raises(RuntimeError, match="blocks.0.attn_S"):
+    with pytest.raises(RuntimeError, match=r"blocks\.0\.attn_S"):
         other.load_state_dict(damaged)
 
 
@@ -141,7 +143,8 @@ def test_training_forms_agree_and_leave_the_same_carry() -> None:
     torch.testing.assert_close(engines[2].tick_chunk_train_last(tokens)[0], logits[:, -1])
     torch.testing.assert_close(engines[3].tick_chunk(tokens), logits)
     engines[4].tick_chunk_train(tokens, block_ckpt=True)
-    assert lb.requires_grad and torch.equal(engines[0].last_lb_loss, lb.detach())
+    assert lb.requires_grad
+    assert torch.equal(engines[0].last_lb_loss, lb.detach())
     for other in engines[1:]:
         for (name, value), same in zip(engines[0].state_dict().items(), other.state_dict().values(), strict=True):
             assert torch.equal(value, same), name
@@ -151,7 +154,8 @@ def test_the_thought_enters_position_0_and_is_the_last_hidden() -> None:
     engine = tiny()
     tokens = torch.randint(31, (2, 6))
     _, _, hidden = engine.tick_chunk_train_ce(tokens, tokens, return_hidden=True)
-    assert torch.equal(engine.thought_state, hidden[:, -1:].detach()) and not engine.thought_state.requires_grad
+    assert torch.equal(engine.thought_state, hidden[:, -1:].detach())
+    assert not engine.thought_state.requires_grad
     seen = []
     engine.use({"block": lambda p, h, carry: (seen.append(h), block(plain, p, h, carry))[1]})
     thought = engine.thought_state.clone()
@@ -167,7 +171,9 @@ def test_tick_thinks_on_without_a_token() -> None:
     for model in (engine, silent):
         model.tick(token)
     logits, confidence = engine.tick(None)
-    assert logits.shape == (2, 31) and confidence.shape == (2,) and bool(((confidence > 0) & (confidence < 1)).all())
+    assert logits.shape == (2, 31)
+    assert confidence.shape == (2,)
+    assert bool(((confidence > 0) & (confidence < 1)).all())
     expected = silent.tick(torch.zeros(2, dtype=torch.long))[1]
     torch.testing.assert_close(confidence, expected)
     assert engine.blocks[0].kuramoto_phases.shape == (2, 1, 5)
@@ -254,9 +260,12 @@ def test_the_clock_and_the_gates_stay_float32_under_autocast() -> None:
         layer = engine.blocks[0].kuramoto
         theta = layer(h)
         gates = engine.blocks[0].moe._compute_gates(theta)
-    assert seen["phases"] == torch.float32 and engine.blocks[0].kuramoto_phases.dtype == torch.float32
-    assert torch.equal(theta, layer(h)) and torch.equal(gates, engine.blocks[0].moe._compute_gates(theta))
-    assert engine.blocks[0].compact_S.dtype == torch.float32 and engine.thought_state.dtype == torch.float32
+    assert seen["phases"] == torch.float32
+    assert engine.blocks[0].kuramoto_phases.dtype == torch.float32
+    assert torch.equal(theta, layer(h))
+    assert torch.equal(gates, engine.blocks[0].moe._compute_gates(theta))
+    assert engine.blocks[0].compact_S.dtype == torch.float32
+    assert engine.thought_state.dtype == torch.float32
 
 
 def test_start_phases_are_spread_evenly_from_the_mean() -> None:
@@ -271,4 +280,6 @@ def test_sampling_draws_one_token_a_position() -> None:
     _, _, hidden = engine.tick_chunk_train_ce(tokens, tokens, return_hidden=True)
     sample = functools.partial(engine.sample_tokens, hidden, 0.9)
     first, second = sample(torch.Generator().manual_seed(1)), sample(torch.Generator().manual_seed(1))
-    assert first.shape == (2, 6) and first.dtype == torch.int64 and torch.equal(first, second)
+    assert first.shape == (2, 6)
+    assert first.dtype == torch.int64
+    assert torch.equal(first, second)

@@ -29,7 +29,10 @@ def operators(recipe: str) -> dict[str, registry.Bound]:
     if recipe.endswith("_block_16"):
         options = {**options, "attention": {"block": 16}}
     catalogue = registry.load()
-    return {name: catalogue.bind(f"{name}/{variant}", **options.get(name, {})) for name, variant in table["variants"].items()}
+    return {
+        name: catalogue.bind(f"{name}/{variant}", **options.get(name, {}))
+        for name, variant in table["variants"].items()
+    }
 
 
 class Recorded:
@@ -69,8 +72,12 @@ def built(recorded: Recorded, recipe: str) -> ContinuousThoughtEngine:
     """The engine with the recorded initial state."""
     engine = ContinuousThoughtEngine(**recorded.meta["config"]).to(recorded.dtype).use(operators(recipe))
     engine.reset_thought(recorded.meta["batch"])
-    initial = {k.removeprefix("init/"): torch.from_numpy(v) for k, v in recorded.arrays.items() if k.startswith("init/")}
-    constants = {name: value for name, value in engine.state_dict().items() if name.endswith(("level_offsets", "expert_phases"))}
+    initial = {
+        k.removeprefix("init/"): torch.from_numpy(v) for k, v in recorded.arrays.items() if k.startswith("init/")
+    }
+    constants = {
+        name: value for name, value in engine.state_dict().items() if name.endswith(("level_offsets", "expert_phases"))
+    }
     for name, value in constants.items():
         assert torch.equal(value, initial[name]), f"{name} is not what the original computes"
     engine.load_state_dict(initial)

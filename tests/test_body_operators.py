@@ -1,4 +1,4 @@
-"""The operators on their own: contracts that refuse, conditions, the optimiser against torch's, the fetch against slices."""
+"""The operators on their own: refusals, conditions, vanishing denominators, the optimiser against torch's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_cases_are_a_pure_function_of_their_arguments(name: str) -> None:
         assert tuple(first) == registry.catalogue.parameters_of(operator)
         for (leaf, a), (_, b) in zip(leaves(first), leaves(second), strict=True):
             if isinstance(a, torch.Tensor):
-                assert torch.equal(a, b) and (not a.is_floating_point() or a.dtype == torch.float32), leaf
+                assert torch.equal(a, b), leaf
+                assert not a.is_floating_point() or a.dtype == torch.float32, leaf
         torch.manual_seed(1)
         assert torch.equal(state, torch.get_rng_state())
 
@@ -59,7 +60,12 @@ def refusals() -> list[tuple[str, str, dict[str, Any], str]]:
     return [
         ("attention", "small", {"k": torch.zeros(3, 127, 8, dtype=torch.float64)}, r"\(3, 128, 8\), not \(3, 127, 8\)"),
         ("attention", "small", {"v": half}, "torch.float64, not torch.float16"),
-        ("attention", "small", {"carry": (torch.zeros(3, 8, 8),) * 2}, "carry S must be torch.float64, not torch.float32"),
+        (
+            "attention",
+            "small",
+            {"carry": (torch.zeros(3, 8, 8),) * 2},
+            "carry S must be torch.float64, not torch.float32",
+        ),
         ("attention", "small", {"q": torch.zeros(3, 0, 8)}, "no empty axis"),
         ("cross_entropy", "small", {"targets": torch.full((64,), 53)}, r"0\.\.52, not 53\.\.53"),
         ("cross_entropy", "small", {"targets": torch.full((64,), -100)}, "-100"),
@@ -99,7 +105,9 @@ def test_no_carry_is_a_zero_carry() -> None:
         assert torch.equal(a, b)
     parameters, h, _ = drawn("block", "zero_carry").values()
     outputs = block.block(block.plain, parameters, h)
-    for (_, a), (_, b) in zip(leaves(outputs), leaves(block.block(block.plain, parameters, h, outputs[2])), strict=True):
+    for (_, a), (_, b) in zip(
+        leaves(outputs), leaves(block.block(block.plain, parameters, h, outputs[2])), strict=True
+    ):
         assert a.shape == b.shape
 
 
@@ -129,7 +137,9 @@ def test_row_batched_gives_each_position_of_the_phases_its_gradient(name: str) -
 
 @pytest.mark.parametrize("case", ["zero_denominator", "threshold", "tiny_denominator", "large"])
 @pytest.mark.parametrize("variant", CATALOGUE.of("attention"), ids=lambda v: v.name)
-def test_attention_gradients_are_finite_at_vanishing_and_large_denominators(variant: registry.Variant, case: str) -> None:
+def test_attention_gradients_are_finite_at_vanishing_and_large_denominators(
+    variant: registry.Variant, case: str
+) -> None:
     arguments = drawn("attention", case, torch.float32)
     inputs = [arguments[n].requires_grad_() for n in "qkv"] + [t.requires_grad_() for t in arguments["carry"]]
     y, (S, z) = CATALOGUE.bind(variant.key)(*arguments.values())
@@ -146,15 +156,23 @@ def test_attention_carries_a_nan_on(variant: registry.Variant) -> None:
         arguments[name][0, t, 3] = float("nan")
         y, (S, z) = CATALOGUE.bind(variant.key)(*arguments.values())
         if name == "q":
-            assert y[0, t].isnan().all() and y[0, t + 1 :].isfinite().all()
+            assert y[0, t].isnan().all()
+            assert y[0, t + 1 :].isfinite().all()
         elif name == "k":
-            assert y[0, t:].isnan().all() and S[0, 3].isnan().all() and z[0, 3].isnan()
+            assert y[0, t:].isnan().all()
+            assert S[0, 3].isnan().all()
+            assert z[0, 3].isnan()
         else:
-            assert y[0, t:, 3].isnan().all() and S[0, :, 3].isnan().all() and y[0, :, 2].isfinite().all()
-        assert y[1:].isfinite().all() and S[1:].isfinite().all()
+            assert y[0, t:, 3].isnan().all()
+            assert S[0, :, 3].isnan().all()
+            assert y[0, :, 2].isfinite().all()
+        assert y[1:].isfinite().all()
+        assert S[1:].isfinite().all()
 
 
-@pytest.mark.parametrize("key", ["attention/cumsum", "attention/chunked", "moe/dense", "moe/row_batched", "block/checkpointed"])
+@pytest.mark.parametrize(
+    "key", ["attention/cumsum", "attention/chunked", "moe/dense", "moe/row_batched", "block/checkpointed"]
+)
 def test_second_derivatives_are_the_references(key: str) -> None:
     operator = CATALOGUE.operator(key.partition("/")[0])
     case = "zero_carry" if operator.name == "attention" else "small"
@@ -198,7 +216,8 @@ def test_fetch_shifts_targets_by_one_and_shares_nothing(variant: str, mapped: bo
     shard = bound.prepare(array)
     inputs, targets = bound(shard, 5, 3, 7)
     assert inputs.dtype == targets.dtype == torch.int64
-    assert torch.equal(inputs, torch.arange(70005, 70026).view(3, 7)) and torch.equal(targets, inputs + 1)
+    assert torch.equal(inputs, torch.arange(70005, 70026).view(3, 7))
+    assert torch.equal(targets, inputs + 1)
     inputs.zero_()
     assert torch.equal(bound(shard, 5, 3, 7)[0], targets - 1)
     assert bound(shard, 99 - 21, 3, 7)[1][-1, -1] == 70099
@@ -245,11 +264,16 @@ def test_optimizer_step_leaves_gradients_and_untrained_parameters_alone() -> Non
     values = [p.detach().clone() for p in arguments["parameters"]]
     momenta = [m.clone() for m in arguments["state"]]
     CATALOGUE.reference("optimizer_step")(*arguments.values())
-    for p, m, gradient, value, momentum in zip(arguments["parameters"], arguments["state"], before, values, momenta, strict=True):
+    for p, m, gradient, value, momentum in zip(
+        arguments["parameters"], arguments["state"], before, values, momenta, strict=True
+    ):
         if gradient is None:
-            assert torch.equal(p, value) and torch.equal(m, momentum)
+            assert torch.equal(p, value)
+            assert torch.equal(m, momentum)
         else:
-            assert torch.equal(p.grad, gradient) and not torch.equal(p, value) and not torch.equal(m, momentum)
+            assert torch.equal(p.grad, gradient)
+            assert not torch.equal(p, value)
+            assert not torch.equal(m, momentum)
 
 
 def test_a_nan_gradient_is_not_hidden() -> None:

@@ -11,7 +11,7 @@ from fractus.operators import cross_entropy, sampler
 
 
 def chunked_cross_entropy(h: Tensor, W: Tensor, targets: Tensor, ce_chunk: int) -> Tensor:
-    """Mean cross-entropy of ``h W^T`` over all rows: h (...,D), W (V,D), targets (...) int64 -> (); ce_chunk rows at a time."""
+    """Mean cross-entropy of ``h W^T`` over all rows, ce_chunk at a time: h (...,D), W (V,D), targets (...) -> ()."""
     if ce_chunk < 1:
         raise ValueError(f"ce_chunk must be at least 1, not {ce_chunk}")
     if targets.shape != h.shape[:-1]:

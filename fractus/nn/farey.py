@@ -23,7 +23,7 @@ def farey_sequence(n: int) -> list[tuple[int, int]]:
 
 
 def expert_phases(n_experts: int) -> list[float]:
-    """The angle of each expert in radians: 2*pi*p/q of the term ``min(floor(i*n/E), n-1)`` of F_{2E}; ``ValueError`` below 1."""
+    """Each expert's angle in radians: 2*pi*p/q of term ``min(floor(i*n/E), n-1)`` of F_{2E}; ``ValueError`` below 1."""
     if n_experts < 1:
         raise ValueError(f"expert_phases needs n_experts >= 1, not {n_experts}")
     terms = farey_sequence(2 * n_experts)

@@ -37,7 +37,9 @@ class PhaseRoutedMoE(nn.Module):
         super().__init__()
         rank = expert_rank or 0
         if min(d_model, n_experts, d_ff) < 1 or rank < 0:
-            raise ValueError(f"d_model, n_experts, d_ff must be >= 1, expert_rank >= 0: {d_model}, {n_experts}, {d_ff}, {rank}")
+            raise ValueError(
+                f"d_model, n_experts, d_ff must be >= 1, expert_rank >= 0: {d_model}, {n_experts}, {d_ff}, {rank}"
+            )
         if not 1 <= top_k <= n_experts:
             raise ValueError(f"top_k must lie in 1..n_experts={n_experts}, not {top_k}")
         if not (kappa > 0 and temperature > 0):

@@ -9,7 +9,7 @@ MIN_SUM = 1e-10
 
 
 def elu_plus_one(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """Positive feature map ``x + 1 if x > 0 else alpha * (exp(x) - 1) + 1``, which is ``exp(x)`` at alpha 1; any shape."""
+    """Positive feature map ``x + 1 if x > 0 else alpha * (exp(x) - 1) + 1``, ``exp(x)`` at alpha 1; any shape."""
     # The untaken branch is clamped: exp of a large x would overflow and its zero cotangent become NaN.
     below = torch.exp(x.clamp(max=0.0))
     if alpha != 1.0:

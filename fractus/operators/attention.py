@@ -81,7 +81,7 @@ def readout(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 @variant(operator="attention", name="einsum")
 def einsum(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> Result:
-    """Reference: the causal sum as a product with a lower-triangular mask; O(G*C^2*K^2) operations, O(G*C*K^2) memory."""
+    """Reference: the causal sum as a product with a triangular mask; O(G*C^2*K^2) operations, O(G*C*K^2) memory."""
     S_0, z_0 = carry
     C = q.shape[1]
     mask = torch.ones(C, C, dtype=q.dtype, device=q.device).tril()
@@ -117,7 +117,7 @@ def cumsum(q: Tensor, k: Tensor, v: Tensor, carry: Carry) -> Result:
 
 
 def chunked_bytes(sizes: dict[str, int], itemsize: int, block: int = 64) -> int:
-    """Peak bytes of ``chunked`` above inputs and outputs: scores and running states, or the outer products where ragged."""
+    """Peak bytes of ``chunked`` above inputs and outputs: scores and states, or the outer products where ragged."""
     G, C, K = sizes["G"], sizes["C"], sizes["K"]
     rows = 8 * G * C * K
     if C % block:
@@ -132,7 +132,7 @@ def chunked_bytes(sizes: dict[str, int], itemsize: int, block: int = 64) -> int:
     memory_bound=chunked_bytes,
 )
 def chunked(q: Tensor, k: Tensor, v: Tensor, carry: Carry, *, block: int = 64) -> Result:
-    """Masked scores inside a block, the running (S, z) between blocks; a C that block does not divide goes to ``cumsum``."""
+    """Masked scores inside a block, the running (S, z) between blocks; ``cumsum`` where block does not divide C."""
     C = q.shape[1]
     if C % block:
         return cumsum(q, k, v, carry)

@@ -13,7 +13,7 @@ TOKENS_ABSORBED = 1e6
 
 
 def cases() -> tuple[Case, ...]:
-    """Blocks of every proven size met once and several times, odd and single lengths, and the extremes of the recurrence."""
+    """Blocks of every proven size met once and several times, odd and single lengths, the recurrence's extremes."""
     return (
         Case(name="small", kind="small", sizes={"G": 3, "C": 128, "K": 8}),
         Case(name="several_blocks", kind="small", sizes={"G": 2, "C": 256, "K": 4}),

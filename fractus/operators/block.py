@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -51,10 +50,28 @@ NUMBERS = ("n_heads", "n_levels", "top_k", "concentration")
         "parameters.moe.[UVbsw]*",
     ),
     carry=(("carry.0", "S"), ("carry.1", "z"), ("carry.2", "phases")),
-    slices={"h": (0,), "S": (0, 1), "z": (0, 1), "phases": (0,), "dh": (0,), "dcarry.*": (0, 1), "dparameters.moe.[UVbw]*": (0,)},
+    slices={
+        "h": (0,),
+        "S": (0, 1),
+        "z": (0, 1),
+        "phases": (0,),
+        "dh": (0,),
+        "dcarry.*": (0, 1),
+        "dparameters.moe.[UVbw]*": (0,),
+    },
     circular=("phases",),
     margin=margin,
-    ranges={"B": (1, 3), "C": (1, 12), "H": (1, 3), "K": (2, 5), "levels": (1, 3), "E": (3, 9), "F": (1, 8), "r": (1, 4), "N": (3, 6)},
+    ranges={
+        "B": (1, 3),
+        "C": (1, 12),
+        "H": (1, 3),
+        "K": (2, 5),
+        "levels": (1, 3),
+        "E": (3, 9),
+        "F": (1, 8),
+        "r": (1, 4),
+        "N": (3, 6),
+    },
 )
 def block(arithmetic: Callable[..., Result], parameters: Bundle, h: Tensor, carry: BlockCarry | None = None) -> Result:
     """``h += attn(norm_attn(h))``; ``theta = kuramoto(norm_kur(h))``; ``h += moe(norm_moe(h), theta[:, -1:])``.

@@ -1,4 +1,4 @@
-"""The block's cases, drawn away from its discontinuities: gains and biases not 1 and 0, start phases between two wraps."""
+"""The block's cases, drawn away from its discontinuities: norms not fresh, start phases between two wraps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from fractus.routing import gate_gap
 from registry import Bundle, Case, map_leaves
 
 
-def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, carry: attention.Carry | None = None
-) -> attention.Result:
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, carry: attention.Carry | None = None) -> attention.Result:
     """The attention operator's reference behind its contract."""
     return attention.attention(attention.einsum, q, k, v, carry)
 
@@ -46,7 +44,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def draw(case: Case, generator: torch.Generator, dtype: torch.dtype) -> dict[str, Bundle | Tensor | BlockCarry]:
-    """A block's parameters, h (B,C,D) with a mean and the carry (S, z, phases) after 20 tokens or as many as the case says."""
+    """A block's parameters, h (B,C,D) with a mean and a carry (S, z, phases) as after 20 tokens."""
     sizes = case.sizes
     B, C, H, K, N = sizes["B"], sizes["C"], sizes["H"], sizes["K"], sizes["N"]
     h = normal(generator, dtype, B, C, H * K, mean=0.1)

@@ -99,7 +99,7 @@ def dense(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def chunked_bytes(sizes: dict[str, int], itemsize: int, ce_chunk: int = 2048) -> int:
-    """Peak bytes of the forward pass of ``chunked``: the logits of one chunk and their log-softmax, whatever N is."""
+    """Peak bytes of ``chunked`` forward: the logits of one chunk and their log-softmax, whatever N is."""
     return itemsize * 3 * min(ce_chunk, sizes["N"]) * sizes["V"]
 
 
@@ -110,7 +110,7 @@ def chunked_bytes(sizes: dict[str, int], itemsize: int, ce_chunk: int = 2048) ->
     memory_bound=chunked_bytes,
 )
 def chunked(hidden: Tensor, weight: Tensor, targets: Tensor, *, ce_chunk: int = 2048) -> Tensor:
-    """Rows in chunks under activation checkpointing: the logits of one chunk exist at a time, recomputed in backward."""
+    """Rows in chunks under activation checkpointing: the logits of one chunk at a time, recomputed in backward."""
     total = hidden.new_zeros(())
     for rows, ids in zip(hidden.split(ce_chunk), targets.split(ce_chunk), strict=True):
         # Nothing random inside: saving and restoring the generators' states would only cost.

@@ -57,14 +57,18 @@ def data_fetch(arithmetic: Callable[..., Window], shard: Shard, start: int, batc
     wrong dtype or dimension and a window that the shard does not hold.
     """
     if not isinstance(shard, (np.ndarray, Tensor)) or len(shard.shape) != 1:
-        raise ValueError(f"shard must be a one-dimensional array, not {type(shard).__name__} of shape {tuple(np.shape(shard))}")
+        raise ValueError(
+            f"shard must be a one-dimensional array, not {type(shard).__name__} of shape {tuple(np.shape(shard))}"
+        )
     if str(shard.dtype).removeprefix("torch.") not in ("int32", "int64"):
         raise ValueError(f"shard must hold int32 ids (int64 once prepared), not {shard.dtype}")
     if start < 0 or batch < 1 or seq < 1:
         raise ValueError(f"start must be >= 0, batch and seq >= 1, not {start}, {batch} and {seq}")
     if start + batch * seq + 1 > len(shard):
         end = start + batch * seq + 1
-        raise ValueError(f"shard of {len(shard)} tokens does not hold the window {start}..{end}: batch {batch}, seq {seq}")
+        raise ValueError(
+            f"shard of {len(shard)} tokens does not hold the window {start}..{end}: batch {batch}, seq {seq}"
+        )
     return arithmetic(shard, start, batch, seq)
 
 

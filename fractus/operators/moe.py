@@ -1,4 +1,4 @@
-"""The phase-routed mixture of experts: the contract, the gathering reference and two other orders of the same products."""
+"""The phase-routed mixture of experts: the contract, the gathering reference and two other orders of its products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Experts = Mapping[str, Tensor]
 Result = tuple[Tensor, Tensor]
 
 
-def row_constant_routing(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, concentration: float) -> str | None:
+def row_constant_routing(
+    hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, concentration: float
+) -> str | None:
     """None where all positions of a row share one storage of phases (P = 1, or stride 0); values are not looked at."""
     if phases.shape[1] == 1 or phases.stride(1) == 0:
         return None
@@ -77,7 +79,9 @@ def moe(
     B, C, D = hidden.shape
     positions = phases.shape[1]
     if positions not in (1, C):
-        raise ValueError(f"phases must have 1 or {C} positions as hidden {tuple(hidden.shape)}, not {tuple(phases.shape)}")
+        raise ValueError(
+            f"phases must have 1 or {C} positions as hidden {tuple(hidden.shape)}, not {tuple(phases.shape)}"
+        )
     expect("phases", phases, (B, positions, phases.shape[2]), hidden.dtype, hidden.device)
     check_experts(experts, D, hidden.dtype, hidden.device)
     n_experts = experts["expert_phases"].shape[0]
@@ -95,7 +99,14 @@ def check_experts(experts: Experts, D: int, dtype: torch.dtype, device: torch.de
         raise ValueError(f"experts must be {sorted(names | {'expert_phases'})}, not {sorted(experts)}")
     E, F = experts["b1"].shape
     r = experts["U1"].shape[-1] if "U1" in experts else 0
-    shapes = {"U1": (E, F, r), "V1": (E, D, r), "U2": (E, D, r), "V2": (E, F, r), "scale1": (E, 1, 1), "scale2": (E, 1, 1)}
+    shapes = {
+        "U1": (E, F, r),
+        "V1": (E, D, r),
+        "U2": (E, D, r),
+        "V2": (E, F, r),
+        "scale1": (E, 1, 1),
+        "scale2": (E, 1, 1),
+    }
     shapes |= {"w1": (E, D, F), "w2": (E, F, D), "b1": (E, F), "b2": (E, D), "expert_phases": (E,)}
     for name, tensor in experts.items():
         expect(f"experts.{name}", tensor, shapes[name], dtype, device)
@@ -109,7 +120,7 @@ def mixed(outputs: Tensor, weights: Tensor) -> Tensor:
 @variant(operator="moe", name="gather")
 def gather(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, concentration: float) -> Result:
     """Reference: every token gathers the weights of its own top_k experts, as the original does."""
-    B, C, D = hidden.shape
+    B, C, _D = hidden.shape
     full = gates(phases.expand(B, C, -1), experts["expert_phases"], concentration)
     weights, ids = chosen_experts(full, top_k)
     if "w1" in experts:
@@ -128,7 +139,7 @@ def gather(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, concent
 
 
 def apply_experts(x: Tensor, experts: Experts) -> Tensor:
-    """Every expert of the bundle on its own rows: x (..., n, C, D), tensors (n, ...) or (..., n, ...) -> (..., n, C, D)."""
+    """Every expert of the bundle on its own rows: x (..., n, C, D), tensors (..., n, ...) -> (..., n, C, D)."""
     b1, b2 = experts["b1"].unsqueeze(-2), experts["b2"].unsqueeze(-2)
     if "w1" in experts:
         return gelu(x @ experts["w1"] + b1, approximate="tanh") @ experts["w2"] + b2
@@ -151,8 +162,8 @@ def dense(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, concentr
 
 @variant(operator="moe", name="row_batched", conditions=("row_constant_routing",))
 def row_batched(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, concentration: float) -> Result:
-    """Routing constant in a row: its top_k experts are gathered once and applied to all its tokens in batched matmuls."""
-    B, C, _ = hidden.shape
+    """Routing constant in a row: its top_k experts, gathered once, meet all its tokens in batched matmuls."""
+    B, _C, _ = hidden.shape
     full = gates(phases, experts["expert_phases"], concentration)
     # Gates of every position given (one, or C over one storage): each keeps its own gradient; the choice is the row's.
     _, ids = chosen_experts(full[:, 0], top_k)

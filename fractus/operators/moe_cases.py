@@ -1,4 +1,4 @@
-"""The mixture's cases: both kinds of expert, and routing that is one for a row, repeated over it, or different in each position."""
+"""The mixture's cases: both kinds of expert; routing one for a row, repeated over it, or different at each position."""
 
 from __future__ import annotations
 
@@ -25,13 +25,23 @@ def cases() -> tuple[Case, ...]:
         Case(name="varying", kind="small", sizes=small, values="varying"),
         Case(name="dense_experts", kind="small", sizes={**small, "r": 0}, values="one"),
         Case(name="dense_experts_varying", kind="small", sizes={**small, "r": 0}, values="varying"),
-        Case(name="ragged", kind="ragged", sizes={**small, "B": 3, "C": 13, "D": 7, "E": 9, "F": 5, "k": 3}, values="repeated"),
+        Case(
+            name="ragged",
+            kind="ragged",
+            sizes={**small, "B": 3, "C": 13, "D": 7, "E": 9, "F": 5, "k": 3},
+            values="repeated",
+        ),
         Case(name="ragged_varying", kind="ragged", sizes={**small, "C": 11, "D": 5, "E": 12, "N": 8}, values="varying"),
         Case(name="one_token", kind="edge", sizes={**small, "B": 1, "C": 1}, values="one"),
         Case(name="all_experts", kind="edge", sizes={**small, "E": 3, "k": 3}, values="varying"),
         Case(name="one_expert", kind="edge", sizes={**small, "E": 1, "k": 1}, values="one"),
         Case(name="large", kind="extreme", sizes=small, values="large"),
-        Case(name="real_1b", kind="real", sizes={"B": 2, "C": 128, "D": 1280, "E": 128, "F": 2048, "r": 64, "k": 2, "N": 16}, values="one"),
+        Case(
+            name="real_1b",
+            kind="real",
+            sizes={"B": 2, "C": 128, "D": 1280, "E": 128, "F": 2048, "r": 64, "k": 2, "N": 16},
+            values="one",
+        ),
     )
 
 

@@ -16,7 +16,7 @@ CLIP_EPSILON = 1e-6
 
 
 def cases() -> tuple[Case, ...]:
-    """Gradients above and below the norm, absent ones, row-sparse ones, zero ones, a momentum as in the middle of a run."""
+    """Gradients above and below the norm, absent ones, row-sparse ones, zero ones, a momentum under way."""
     return (
         Case(name="small", kind="small", sizes={"rows": 6, "D": 5, "tensors": 4}),
         Case(name="first_step", kind="small", sizes={"rows": 4, "D": 3, "tensors": 3}, values="first_step"),
@@ -30,10 +30,8 @@ def cases() -> tuple[Case, ...]:
     )
 
 
-def draw(
-    case: Case, generator: torch.Generator, dtype: torch.dtype
-) -> dict[str, tuple[Tensor, ...] | float]:
-    """Parameters whose ``.grad`` is set (dense, None or sparse by rows), their momentum, and the production constants."""
+def draw(case: Case, generator: torch.Generator, dtype: torch.dtype) -> dict[str, tuple[Tensor, ...] | float]:
+    """Parameters whose ``.grad`` is set (dense, None or sparse by rows), momentum, and production's constants."""
     rows, D, count = case.sizes["rows"], case.sizes["D"], case.sizes["tensors"]
     shapes = [(rows, D) if index % 2 == 0 else (D,) for index in range(count)]
     parameters = tuple(normal(generator, dtype, *shape).requires_grad_() for shape in shapes)
@@ -80,7 +78,7 @@ def optimizer_step(
     parameters: tensors whose ``.grad`` is dense, row-sparse COO, or None (skipped with its momentum); a tensor given
     twice counts once, with the first momentum. state: as many momentum buffers of the same shapes, zero at first.
     ``|g|`` is the 2-norm over all gradients, returned as it was before clipping, (). The gradients are not changed.
-    ``ValueError`` names a wrong length, shape, dtype or device. Source: torch.nn.utils.clip_grad_norm_, torch.optim.SGD.
+    ``ValueError`` names a wrong length, shape, dtype or device. Source: torch's clip_grad_norm_ and SGD.
     """
     if len(parameters) != len(state):
         raise ValueError(f"state must hold {len(parameters)} buffers, one a parameter, not {len(state)}")
@@ -114,9 +112,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 @variant(operator="optimizer_step", name="dense")
-def dense(
-    parameters: Sequence[Tensor], state: Sequence[Tensor], lr: float, momentum: float, max_norm: float
-) -> Tensor:
+def dense(parameters: Sequence[Tensor], state: Sequence[Tensor], lr: float, momentum: float, max_norm: float) -> Tensor:
     """Reference: every row of every parameter that has a gradient moves by its momentum."""
     with torch.no_grad():
         triples = trained(parameters, state)

@@ -91,6 +91,11 @@ def sampler(
 @variant(operator="sampler", name="dense")
 def dense(hidden: Tensor, weight: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     """Reference: all probabilities (N,V) at once, then one multinomial draw a row."""
+    return drawn_rows(hidden, weight, temperature, generator)
+
+
+def drawn_rows(hidden: Tensor, weight: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """One token a row from the softmax of all its logits: (N,D), (V,D) -> (N,)."""
     with torch.no_grad():
         logits = (hidden @ weight.T).to(hidden.dtype)
         # The peak is taken off before the division: a small temperature would carry it to infinity.
@@ -100,7 +105,7 @@ def dense(hidden: Tensor, weight: Tensor, temperature: float, generator: torch.G
 
 def chunked_bytes(sizes: dict[str, int], itemsize: int, ce_chunk: int = 2048) -> int:
     """Peak bytes of ``chunked``: logits, tempered logits, probabilities and draws of one chunk, whatever N is."""
-    return itemsize * 5 * min(ce_chunk, sizes["N"]) * sizes["V"]
+    return itemsize * 6 * min(ce_chunk, sizes["N"]) * sizes["V"]
 
 
 @variant(
@@ -113,4 +118,4 @@ def chunked(
     hidden: Tensor, weight: Tensor, temperature: float, generator: torch.Generator | None, *, ce_chunk: int = 2048
 ) -> Tensor:
     """Rows in chunks, each drawn densely: the same distribution, the generator's stream consumed chunk by chunk."""
-    return torch.cat([dense(rows, weight, temperature, generator) for rows in hidden.split(ce_chunk)])
+    return torch.cat([drawn_rows(rows, weight, temperature, generator) for rows in hidden.split(ce_chunk)])
