@@ -5,6 +5,7 @@ A variant's exception ends the process; the parent reads the traceback from the 
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -32,6 +33,7 @@ def serve(connection: Connection, entry: dict[str, Any], log: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    gc.freeze()  # what the fork server loaded is no garbage: collections need not walk it
     cell = Cell.from_json(entry)
     torch.set_num_threads(cell.threads)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -65,6 +67,7 @@ def _measure(connection: Connection, cell: Cell, work: Any) -> None:
         "median_s": statistics.median(values),
         "peak_bytes": peak,
         "slow_start": timed.slow_start,
+        "tampered": timed.tampered,
     }
     details = {"calls_a_value": timed.calls * per_call, "trial_s": timed.trial_s / per_call}
     tell(connection, {**found, "details": details})

@@ -223,7 +223,7 @@ SUITES: dict[str, Suite] = {
 def select(pattern: str, catalogue: Catalogue) -> dict[str, Suite]:
     """The suites that a glob names, a plug-in's operators among them; none is an error with the nearest name."""
     own = [name for name in catalogue.operators if name not in SUITES]
-    known = {**SUITES, **{name: functools.partial(operator_suite, name) for name in own}}
+    known: dict[str, Suite] = {**SUITES, **{name: functools.partial(operator_suite, name) for name in own}}
     found = {name: suite for name, suite in known.items() if fnmatch.fnmatchcase(name, pattern)}
     if not found:
         raise unknown("suite", pattern, known)

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import pytest
+import pytest_benchmark.plugin
 
 ROUND_S = 2e-3
 BATCH_BYTES = 256 * 2**20
@@ -20,6 +21,9 @@ TRIALS = 5
 TRIAL_BUDGET_S = 0.8
 # Calls before the timed ones may be slower by caches and page faults, not by this factor.
 SLOW_START = 4.0
+LEAST_SHOWN = 0.7
+# pytest's own plug-ins that a single test does without; some collect garbage over all of torch.
+UNUSED = ("cacheprovider", "unraisableexception", "threadexception", "doctest", "junitxml", "faulthandler", "pastebin")
 
 
 class Work(Protocol):
@@ -37,13 +41,23 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds a call, one a round; how many calls a round had, what calibration saw before, and all seconds spent."""
+    """Seconds a call, one a round; how many calls a round had, what calibration saw before, and the cell's own clocks.
+
+    ``run_s`` is how long the timed calls took by a clock that was bound before any variant was loaded, ``busy_s`` all
+    of the measurement by it: less in ``values_s`` than in ``run_s`` is a timer that was tampered with.
+    """
 
     values_s: tuple[float, ...]
     calls: int
     trial_s: float
     slow_start: bool
+    run_s: float
     busy_s: float
+
+    @property
+    def tampered(self) -> bool:
+        """Whether the timer shows clearly less than the cell's own clock."""
+        return sum(self.values_s) * self.calls < LEAST_SHOWN * self.run_s
 
 
 class Walk:
@@ -53,30 +67,28 @@ class Walk:
         self.work = work
         self.next = 0
         self.batch_calls = 1
-        self.spent_s = 0.0
+        self.run_s = 0.0
         self.error: BaseException | None = None
 
     def batch(self) -> tuple[tuple[list[Any]], dict[str, Any]]:
         """The next batch, as pytest-benchmark's ``setup`` wants it."""
-        began = perf_counter()
         items = [self.work.item(self.next + offset) for offset in range(self.batch_calls)]
         self.next += self.batch_calls
-        self.spent_s += perf_counter() - began
         return (items,), {}
 
     def run(self, items: list[Any]) -> None:
         """The timed function: one call an item, each result dropped before the next call."""
+        began = perf_counter()
         for item in items:
             self.work.call(item)
+        self.run_s += perf_counter() - began
 
     def single(self, clock: Callable[[], float]) -> float:
         """Seconds of one call on a fresh item, by the same clock."""
         (items,), _ = self.batch()
         began = clock()
         self.run(items)
-        elapsed_s = clock() - began
-        self.spent_s += elapsed_s
-        return elapsed_s
+        return clock() - began
 
 
 class _Entry:
@@ -103,6 +115,11 @@ def test_cell(benchmark: Any, entry: _Entry) -> None:
     entry.values_s = [float(value) for value in benchmark.stats.stats.data]
 
 
+def cpu_clock() -> float:
+    """Seconds, by the clock as it was before any variant was loaded."""
+    return perf_counter()
+
+
 def cuda_clock() -> float:
     """Seconds by CUDA events, every stream waited for, so that work left on a side stream is in."""
     import torch
@@ -124,10 +141,8 @@ def measure(work: Work, *, budget_s: float, device: str, pinned: int | None = No
     The first call is not counted. ``slow_start`` says that the calls calibration saw were several times slower
     than the later ones: a calibration that was cheated, not a cold cache.
     """
-    clock, name = (
-        (cuda_clock, f"{__name__}.cuda_clock") if device.startswith("cuda") else (perf_counter, "time.perf_counter")
-    )
-    walk = Walk(work)
+    clock = cuda_clock if device.startswith("cuda") else cpu_clock
+    walk, began = Walk(work), perf_counter()
     walk.single(clock)
     trials: list[float] = []
     while len(trials) < TRIALS and (not trials or sum(trials) < TRIAL_BUDGET_S):
@@ -137,18 +152,22 @@ def measure(work: Work, *, budget_s: float, device: str, pinned: int | None = No
     walk.batch_calls = min(max(1, math.ceil(ROUND_S / trial_s)), room, 512) if pinned is None else 1
     fitting = math.ceil(budget_s / (trial_s * walk.batch_calls))
     rounds = pinned or min(max(fitting, LEAST_ROUNDS if trial_s < 0.5 else 3), MOST_ROUNDS)
-    values = _run_pytest(walk, rounds, name)
+    walk.run_s = 0.0
+    values = _run_pytest(walk, rounds, f"{__name__}.{clock.__name__}")
     per_call = tuple(value / walk.batch_calls for value in values)
     late_s = statistics.median(per_call)
     slow = len(trials) >= 3 and trial_s > SLOW_START * late_s
-    return Timed(per_call, walk.batch_calls, trial_s, slow, sum(values) + walk.spent_s)
+    return Timed(per_call, walk.batch_calls, trial_s, slow, walk.run_s, perf_counter() - began)
 
 
 def _run_pytest(walk: Walk, rounds: int, clock: str) -> list[float]:
     entry = _Entry(walk, rounds)
-    options = ["-q", "-s", "-c", os.devnull, "--noconftest", "--assert=plain", "-p", "no:cacheprovider"]
+    options = ["-q", "-s", "-c", os.devnull, "--noconftest", "--assert=plain", "--capture=no"]
+    options += [part for name in UNUSED for part in ("-p", f"no:{name}")]
     options += ["--benchmark-disable-gc", "--benchmark-quiet", f"--benchmark-timer={clock}"]
-    code = pytest.main([*options, f"{__file__}::test_cell"], plugins=[entry])
+    # Other plug-ins are not loaded: they would cost each cell more than it measures.
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    code = pytest.main([*options, f"{__file__}::test_cell"], plugins=[pytest_benchmark.plugin, entry])
     if walk.error is not None:
         raise walk.error
     if code != pytest.ExitCode.OK or not entry.values_s:
