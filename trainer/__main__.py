@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +74,13 @@ def _add_data(data: argparse.ArgumentParser) -> None:
     inspect.set_defaults(command=_inspect)
 
 
+def _share_cores() -> None:
+    """Before torch loads: threads that wait sleep, or a second process on the same cores makes both ten times slower."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def _run(given: argparse.Namespace) -> int:
+    _share_cores()
     from trainer.loop import run
 
     return run(configure({name: value for name, value in vars(given).items() if name != "command"}))
@@ -100,6 +107,7 @@ def _inspect(given: argparse.Namespace) -> int:
 
 
 def _quickstart(given: argparse.Namespace) -> int:
+    _share_cores()
     from trainer.quickstart import quickstart
 
     return quickstart(given.out)

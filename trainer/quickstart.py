@@ -20,9 +20,9 @@ from trainer.configuration import RunConfiguration, configure
 from trainer.errors import TrainingError
 
 TEXT_BYTES = 3_000_000
-STEPS = 300
+STEPS = 240
 # A small engine at its start bears a far larger step than the production run's.
-SETTINGS = {"size": "tiny", "recipe": "production", "device": "cpu", "steps": STEPS, "batch": 4, "seq": 64, "lr": 0.3}
+SETTINGS = {"size": "tiny", "recipe": "production", "device": "cpu", "steps": STEPS, "batch": 4, "seq": 32, "lr": 0.3}
 
 
 def quickstart(out: Path) -> int:
@@ -75,12 +75,12 @@ def train(configuration: RunConfiguration) -> int:
 
 def report(console: Console, configuration: RunConfiguration, out: Path) -> None:
     """Print what was trained, on which proofs, and where to look next."""
+    import torch
+
     from trainer.checks import resolve
 
     lines = metrics.read(configuration.folder / "metrics.jsonl")
     console.print(training_table(lines))
-    import torch
-
     console.print(proof_table(resolve(configuration, torch.device("cpu"))))
     console.print(
         f"Checkpoint and metrics: {configuration.folder}. Go on with:\n"
