@@ -11,6 +11,7 @@ import torch
 from proofs.worker import Rejection
 from registry import Tolerance
 
+TINY = {"float32": 2.0**-126, "float64": 2.0**-1022, "bfloat16_autocast": 2.0**-126}
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16_autocast": 2.0**-8}
 
 
@@ -40,7 +41,7 @@ class Measured:
 
 
 def measure(
-    name: str, actual: object, truth: Truth, tolerance: Tolerance, eps: float, *, keep: tuple[int, ...] = (), circular: bool = False, grow: float = 1.0
+    name: str, actual: object, truth: Truth, tolerance: Tolerance, dtype: str, *, keep: tuple[int, ...] = (), circular: bool = False, grow: float = 1.0
 ) -> Measured:
     """Compare one tensor with its truth.
 
@@ -61,9 +62,12 @@ def measure(
     if error.numel() == 0:
         return Measured(0.0, 0.0, ())
     axes = [axis for axis in range(error.dim()) if axis not in keep]
+    c = tolerance.c * grow
+    # Below the smallest normal number results round to multiples of a fixed step, not relatively.
+    floor = c * TINY[dtype]
     used = torch.maximum(
-        _ratio(_largest(error, axes), tolerance.k * _largest(own, axes) + tolerance.c * grow * eps * _largest(scale, axes)),
-        _ratio(_rms(error, axes), tolerance.k * _rms(own, axes) + tolerance.c * grow * eps * _rms(scale, axes)),
+        _ratio(_largest(error, axes), tolerance.k * _largest(own, axes) + c * EPS[dtype] * _largest(scale, axes) + floor),
+        _ratio(_rms(error, axes), tolerance.k * _rms(own, axes) + c * EPS[dtype] * _rms(scale, axes) + floor),
     )
     worst = used.expand_as(error).clone()
     flat = int(torch.where(worst == used.max(), error, -1.0).argmax())

@@ -36,6 +36,9 @@ def serve(connection: Connection, log: str, plugins: list[str], threads: int) ->
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    # Whatever the fork server holds open is not the variant's: it could write a message into it.
+    os.closerange(3, connection.fileno())
+    os.closerange(connection.fileno() + 1, 4096)
     torch.set_num_threads(threads)
     _warm_up()
     names = world.names()
@@ -86,7 +89,7 @@ def _arguments(bound: Bound, request: Request) -> tuple[list[Any], dict[str, tor
         if not isinstance(leaf, torch.Tensor):
             return leaf
         placed = laid_out(leaf.to(device), layouts.get(name, "contiguous"))
-        if leaf.grad is not None:
+        if leaf.is_leaf and leaf.grad is not None:
             placed.grad = leaf.grad.to(device)
         if name in wanted:
             placed = placed.detach().requires_grad_()
@@ -217,8 +220,9 @@ def run(catalogue: Catalogue, request: Request) -> dict[str, Any]:
     if isinstance(called, _Calls):
         answer["reference_ran"], answer["own_ran"] = called.reference_ran, called.own_ran
     if request.get("return_inputs") or bound.operator.mutates:
-        answer["inputs"] = [_plain(value) for value in values]
-        answer["input_grads"] = [_plain(leaf.grad) for value in values for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+        # A mutated parameter is an output; its gradient goes back only where the inputs are asked for.
+        full = bool(request.get("return_inputs"))
+        answer["inputs"] = [_plain(value) if full else map_leaves(_without_grad, value) for value in values]
     if len(kept) > 1:
         answer["first"] = [_plain(leaf) for _, leaf in leaves(kept[0])]
         if request.get("every"):
@@ -236,10 +240,18 @@ def refill(catalogue: Catalogue, request: Request) -> dict[str, Any]:
     others, _ = _arguments(bound, {**request, "arguments": request["second"]})
     for (_, leaf), (_, other) in zip(leaves(values), leaves(others), strict=True):
         if isinstance(leaf, torch.Tensor):
-            leaf.copy_(other)
+            _stored(leaf).copy_(_stored(other))
         elif isinstance(leaf, np.ndarray):
             leaf[...] = other
     return {"outputs": [_plain(leaf) for _, leaf in leaves(_call(bound, request, values))]}
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of an expanded tensor that has memory of its own."""
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def refuses(catalogue: Catalogue, request: Request) -> dict[str, Any]:
@@ -302,6 +314,10 @@ def _plain(leaf: Any) -> Any:
     if isinstance(leaf, (tuple, list)):
         return [_plain(item) for item in leaf]
     return map_leaves(lambda _, item: _plain(item), leaf) if hasattr(leaf, "items") else f"<{type(leaf).__name__}>"
+
+
+def _without_grad(_: str, leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else None
 
 
 def _span(tensor: Any) -> tuple[int, int] | None:

@@ -215,7 +215,7 @@ def _to(dtype: torch.dtype) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
             return leaf
         converted = leaf.to(dtype)
-        if leaf.grad is not None:
+        if leaf.is_leaf and leaf.grad is not None:
             converted.grad = leaf.grad.to(dtype)
         return converted
 
@@ -226,7 +226,7 @@ def _copy(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         # An expanded input stays expanded: a contract may depend on stride 0.
         copied = leaf.detach() if 0 in leaf.stride() and leaf.layout is torch.strided else leaf.detach().clone()
-        if leaf.grad is not None:
+        if leaf.is_leaf and leaf.grad is not None:
             copied.grad = leaf.grad.clone()
         return copied
     if isinstance(leaf, torch.Generator):

@@ -35,6 +35,7 @@ class Plan:
     examples: int = 20
     fresh: int | None = None
     long: bool = False
+    real: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def prove_group(plan: Plan, group: Group, done: Callable[[Proof], None]) -> list
         with Worker(plan.plugins, plan.limit_s) as worker:
             for name in item.properties:
                 started = time.perf_counter()
-                session = Session(judge, worker, item.claims, item.options, examples=plan.examples, fresh=plan.fresh, long=plan.long)
+                session = Session(judge, worker, item.claims, item.options, examples=plan.examples, fresh=plan.fresh, long=plan.long, real=plan.real)
                 outcome = ("skipped", reason, "", None, None) if reason else judged(name, session)
                 proof = _proof(plan, static, session, name, outcome, time.perf_counter() - started)
                 proofs.append(proof)

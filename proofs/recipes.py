@@ -153,7 +153,7 @@ def _compare(recipe: Recipe, catalogue: Catalogue, device: str, dtype: str, numb
     _same_routes(found, oracle)
     for name, truth, actual in _pairs(oracle, found):
         error = (low.arrays[name].double() - truth).abs() * scale
-        measured = measure(name, actual.cpu(), Truth(truth.cpu(), error.cpu(), (own,)), tolerances.ENGINE, EPS[dtype])
+        measured = measure(name, actual.cpu(), Truth(truth.cpu(), error.cpu(), (own,)), tolerances.ENGINE, dtype)
         numbers["checks"] += 1
         numbers["worst_error"] = max(numbers["worst_error"], measured.error)
         if measured.used > numbers["budget_used"]:

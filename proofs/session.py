@@ -87,12 +87,13 @@ class Session:
     """A variant, its options, a dtype: what a property's ``check`` works with."""
 
     def __init__(
-        self, judge: Judge, worker: Worker, claims: Claims, options: dict[str, int], *, examples: int = 20, fresh: int | None = None, long: bool = False
+        self, judge: Judge, worker: Worker, claims: Claims, options: dict[str, int], *, examples: int = 20, fresh: int | None = None, long: bool = False,
+        real: bool = True,
     ) -> None:
         self.judge, self.worker, self.claims, self.options = judge, worker, claims, options
         self.operator = judge.operator
         self.dtype, self.device = judge.dtype, judge.device
-        self.examples, self.fresh, self.long = examples, fresh, long
+        self.examples, self.fresh, self.long, self.real = examples, fresh, long, real
         self.tally = Tally()
         self.is_default = all(options[name] == bounds[0] for name, bounds in claims.options.items())
 
@@ -101,7 +102,8 @@ class Session:
     def cases(self, kinds: Sequence[str] = ("small", "ragged", "edge", "extreme", "real")) -> Iterator[Case]:
         """The operator's cases that lie in the claimed domain; the 1B shape once, in float32 at default options."""
         for case in self.operator.cases():
-            if case.kind in kinds and self.in_sizes(case) and (case.kind != "real" or (self.dtype == "float32" and self.is_default)):
+            real = self.real and self.dtype == "float32" and self.is_default
+            if case.kind in kinds and self.in_sizes(case) and (case.kind != "real" or real):
                 yield case
 
     def in_sizes(self, case: Case) -> bool:
@@ -165,7 +167,7 @@ class Session:
             growth = grow * self.growth(name, drawn)
             self.judged(
                 measure(
-                    name, named[name], truth, self.operator.tolerance, self.judge.eps,
+                    name, named[name], truth, self.operator.tolerance, self.dtype,
                     keep=self.slices(name), circular=name in self.operator.circular, grow=growth,
                 ),
                 name, drawn, note,
@@ -211,7 +213,7 @@ class Session:
                     have, want = ("one", "none") if truth is None else ("none", "one")
                     raise Rejection("mismatch", f"gradient of {name}: {have} where the reference gives {want} ({drawn.where})", where=f"d{name}")
                 continue
-            measured = measure(f"gradient of {name}", actual, truth, self.operator.tolerance, self.judge.eps, keep=self.slices(f"d{name}"), grow=grow)
+            measured = measure(f"gradient of {name}", actual, truth, self.operator.tolerance, self.dtype, keep=self.slices(f"d{name}"), grow=grow)
             self.judged(measured, f"gradient of {name}", drawn, note)
 
     # --- drawn shapes

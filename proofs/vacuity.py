@@ -34,7 +34,7 @@ def _fails(session: Session, name: str, truth: Truth, fake: torch.Tensor) -> boo
     circular = name in session.operator.circular
     try:
         measured = measure(
-            name, fake.to(truth.dtypes[0]), truth, session.operator.tolerance, session.judge.eps, circular=circular, keep=session.slices(name)
+            name, fake.to(truth.dtypes[0]), truth, session.operator.tolerance, session.dtype, circular=circular, keep=session.slices(name)
         )
     except Rejection:
         return True

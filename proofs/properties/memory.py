@@ -10,11 +10,13 @@ from proofs.worker import Rejection
 
 RESOLUTION_BYTES = 2 << 20
 GROWTH = (1, 2, 4)
+LIMITS = {"V": 16384, "D": 256, "E": 16}
 
 
 def check(session: Session) -> None:
     """Measure the forward pass at growing sizes of the largest case that is small enough to repeat."""
     case = next(c for c in session.operator.cases() if c.kind == "real")
+    case = case.resized(**{letter: min(size, LIMITS.get(letter, size)) for letter, size in case.sizes.items()})
     growing = next(letter for letter in ("N", "C", "G", "L", "B") if letter in case.sizes)
     itemsize = 8 if session.dtype == "float64" else 4
     for factor in GROWTH:
@@ -23,7 +25,7 @@ def check(session: Session) -> None:
         drawn = session.draw(grown, 0)
         if session.outside(drawn.arguments) is not None:
             continue
-        bound = session.ask(drawn.arguments, "declared", sizes=dict(grown.sizes), itemsize=itemsize)["bound"]
+        bound = session.ask({}, "declared", sizes=dict(grown.sizes), itemsize=itemsize)["bound"]
         measured = session.ask(drawn.arguments, "memory")
         above = max(0, measured["peak"] - measured["outputs"])
         used = above / (bound + RESOLUTION_BYTES)
