@@ -75,7 +75,7 @@ def _add_data(data: argparse.ArgumentParser) -> None:
 
 
 def _share_cores() -> None:
-    """Before torch loads: threads that wait sleep, or a second process on the same cores makes both ten times slower."""
+    """Before torch loads: waiting threads sleep; spinning, two processes on the same cores are ten times slower."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 

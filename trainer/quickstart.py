@@ -25,6 +25,9 @@ STEPS = 240
 SETTINGS = {"size": "tiny", "recipe": "production", "device": "cpu", "steps": STEPS, "batch": 4, "seq": 32, "lr": 0.3}
 
 
+PLACE = ["--device", "cpu", "--dtype", "float32"]
+
+
 def quickstart(out: Path) -> int:
     """Do all of it under ``out``; run again, finished parts are kept and training goes on where it stopped."""
     console = Console()
@@ -61,7 +64,7 @@ def standard_library(limit_bytes: int) -> list[Path]:
 
 def prove(ledger: Path) -> None:
     """Prove the recipe's variants into ``ledger``; ``TrainingError`` when a proof fails."""
-    command = [sys.executable, "-m", "proofs", "--recipe", "production", "--device", "cpu", "--ledger", str(ledger)]
+    command = [sys.executable, "-m", "proofs", "--recipe", "production", *PLACE, "--ledger", str(ledger)]
     if subprocess.run(command, check=False).returncode:
         raise TrainingError(f"a proof failed, so nothing was trained; see above, or run: {' '.join(command[1:])}")
 
@@ -88,7 +91,8 @@ def report(console: Console, configuration: RunConfiguration, out: Path) -> None
         f"  python -m registry why attention/chunked\n"
         f"  python -m trainer data inspect {out / 'shards' / 'shard_1.npy'} --at 1000\n"
         f"  python -m trainer run --shard {out / 'shards' / 'shard_1.npy'} --out {out / 'second'} --size tiny "
-        f"--lr {configuration.lr} --device cpu --ledger {out / 'ledger'}"
+        f"--lr {configuration.lr} --device cpu --ledger {out / 'ledger'}",
+        soft_wrap=True,
     )
 
 
