@@ -13,6 +13,7 @@ import torch
 import registry
 from fractus.carry import to_compact, to_full
 from fractus.continuous_engine import ContinuousThoughtEngine
+from fractus.core import clock
 from fractus.kuramoto import start_phases
 from fractus.nn.moe import PhaseRoutedMoE
 from fractus.operators.attention import attention, looped
@@ -259,9 +260,11 @@ def test_the_clock_and_the_gates_stay_float32_under_autocast() -> None:
         h = torch.randn(2, 6, 12) + 0.3
         layer = engine.blocks[0].kuramoto
         theta = layer(h)
+        inside = clock(engine.blocks[0].operands(), h)
         gates = engine.blocks[0].moe._compute_gates(theta)
     assert seen["phases"] == torch.float32
     assert engine.blocks[0].kuramoto_phases.dtype == torch.float32
+    assert torch.equal(inside, clock(engine.blocks[0].operands(), h))
     assert torch.equal(theta, layer(h))
     assert torch.equal(gates, engine.blocks[0].moe._compute_gates(theta))
     assert engine.blocks[0].compact_S.dtype == torch.float32

@@ -26,7 +26,7 @@ def cases() -> tuple[Case, ...]:
         Case(name="one_element", kind="edge", sizes={"rows": 1, "D": 1, "tensors": 1}),
         Case(name="zero_gradient", kind="edge", sizes={"rows": 3, "D": 3, "tensors": 3}, values="zero_gradient"),
         Case(name="large", kind="extreme", sizes={"rows": 6, "D": 5, "tensors": 4}, values="large"),
-        Case(name="real_1b", kind="real", sizes={"rows": 50257, "D": 1280, "tensors": 2}),
+        Case(name="real_1b", kind="real", sizes={"rows": 3840, "D": 1280, "tensors": 4}),
     )
 
 
