@@ -1,4 +1,7 @@
-"""``python -m proofs``: prove variants, recipes and plug-in files; exit 0 all proven, 1 a verdict against, 2 bad usage."""
+"""``python -m proofs``: prove variants, recipes and plug-in files.
+
+Exit 0 all proven, 1 a verdict against, 2 bad usage.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from proofs import explain, prover, recipes, reproduce
+from proofs import explain, matrix, prover, recipes, reproduce
 from proofs.session import Claims
 from proofs.worker import Rejection
 from registry import DTYPES, PROPERTIES, Catalogue, Ledger, Proof, load
 from registry.catalogue import unknown
-from registry.records import document
 from registry.recipe import load_recipe
+from registry.records import document
 from registry.resolve import device_class
 from registry.static import enumerate_static
 
@@ -34,16 +37,31 @@ def parser() -> argparse.ArgumentParser:
     add("--recipe", help="prove a recipe: its variants, then the whole engine against the reference recipe")
     add("--dtype", choices=DTYPES, help="one dtype (default: all that are claimed)")
     add("--device", default="cpu", help="cpu or cuda[:N]")
-    add("--plugin", type=Path, help="a Python file whose decorated functions are variants or operators; its code is run")
+    add(
+        "--plugin", type=Path, help="a Python file whose decorated functions are variants or operators; its code is run"
+    )
     add("--json", type=Path, metavar="OUT", help="write the verdicts as one JSON object")
     add("--all", action="store_true", help="prove again what is proven already")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
     add("--ledger", type=Path, metavar="DIR", help="where proofs are kept (default: the checkout's)")
     add("--limit", type=float, default=60.0, metavar="S", help="seconds that one request to a variant may take")
-    add("--fresh", type=int, metavar="N", help="N newly drawn hypothesis examples instead of the fixed ones; nothing is recorded")
-    add("--long", action="store_true", help="chain 10,000 chunks in the carry property and plot the drift; nothing is recorded")
+    add(
+        "--fresh",
+        type=int,
+        metavar="N",
+        help="N newly drawn hypothesis examples instead of the fixed ones; nothing is recorded",
+    )
+    add(
+        "--long",
+        action="store_true",
+        help="chain 10,000 chunks in the carry property and plot the drift; nothing is recorded",
+    )
     add("--explain", action="store_true", help="what each property guarantees and what it does not")
-    add("--adversaries", action="store_true", help="run the prover against wrong and right adversaries and write the kill matrix")
+    add(
+        "--adversaries",
+        action="store_true",
+        help="run the prover against wrong and right adversaries and write the kill matrix",
+    )
     return found
 
 
@@ -70,8 +88,6 @@ def _run(arguments: argparse.Namespace) -> int:
         raise unknown("property", arguments.property, PROPERTIES)
     where = device_class(arguments.device)
     if arguments.adversaries:
-        from proofs.adversaries import matrix
-
         return matrix.run(arguments.jobs, arguments.operator, arguments.variant)
     if arguments.recipe is not None:
         return _recipe(arguments, where)
@@ -84,7 +100,9 @@ def _run(arguments: argparse.Namespace) -> int:
     return _finish(proofs, arguments)
 
 
-def _plan(arguments: argparse.Namespace, where: str, plugins: tuple[Path, ...] = (), trusted: tuple[Path, ...] = ()) -> prover.Plan:
+def _plan(
+    arguments: argparse.Namespace, where: str, plugins: tuple[Path, ...] = (), trusted: tuple[Path, ...] = ()
+) -> prover.Plan:
     return prover.Plan(
         device=arguments.device,
         device_class=where,
@@ -115,7 +133,9 @@ def _prove(plan: prover.Plan, catalogue: Catalogue, chosen: list[Claims], argume
     dtypes = [arguments.dtype] if arguments.dtype else list(DTYPES)
 
     def wanted(claims: Claims, options: dict[str, int], name: str, dtype: str) -> bool:
-        return fnmatch.fnmatchcase(name, arguments.property) and (arguments.all or not recorded or stale(claims, options, name, dtype))
+        return fnmatch.fnmatchcase(name, arguments.property) and (
+            arguments.all or not recorded or stale(claims, options, name, dtype)
+        )
 
     work = prover.groups(catalogue, chosen, dtypes, wanted)
     proofs = []
@@ -147,7 +167,9 @@ def describe(proof: Proof) -> str:
 def _finish(proofs: list[Proof], arguments: argparse.Namespace, extra: list[Proof] | None = None) -> int:
     everything = [*proofs, *(extra or [])]
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(document([p.to_json() for p in everything]), indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(
+            json.dumps(document([p.to_json() for p in everything]), indent=1) + "\n", encoding="utf-8"
+        )
     _table(everything)
     against = [p for p in everything if p.status not in ("passed", "skipped")]
     skipped = [p for p in everything if p.status == "skipped"]
@@ -166,7 +188,10 @@ def _table(proofs: list[Proof]) -> None:
         passed = [p for p in group if p.status == "passed"]
         used = max((p.budget_used or 0.0 for p in passed), default=0.0)
         seconds = sum(p.duration_s or 0.0 for p in group)
-        print(f"{variant:36} {dtype:18} {len(passed):3d}/{len(group):<3d} passed  budget used {used:5.3f}  {seconds:6.1f} s")
+        print(
+            f"{variant:36} {dtype:18} {len(passed):3d}/{len(group):<3d} passed  "
+            f"budget used {used:5.3f}  {seconds:6.1f} s"
+        )
 
 
 def _plugin(arguments: argparse.Namespace, where: str) -> int:
@@ -181,7 +206,10 @@ def _plugin(arguments: argparse.Namespace, where: str) -> int:
     plan = _plan(arguments, where, (path,), trusted)
     claims = prover.claims_of(plan, only_plugins=True)
     if not claims:
-        raise ValueError(f"{arguments.plugin} declares no variant: decorate a function with @registry.variant(operator=..., name=...)")
+        raise ValueError(
+            f"{arguments.plugin} declares no variant: "
+            "decorate a function with @registry.variant(operator=..., name=...)"
+        )
     return _finish(_prove(plan, catalogue, _select(catalogue, claims, arguments), arguments), arguments)
 
 
@@ -193,7 +221,9 @@ def _recipe(arguments: argparse.Namespace, where: str) -> int:
     chosen = [c for c in prover.claims_of(plan, only_plugins=False) if c.key in keys]
     proofs = _prove(plan, catalogue, _select(catalogue, chosen, arguments), arguments)
     dtypes = [arguments.dtype] if arguments.dtype else ["float32", "float64"]
-    whole: list[Any] = recipes.prove(recipe, catalogue, arguments.device, where, [d for d in dtypes if d != "bfloat16_autocast"])
+    whole: list[Any] = recipes.prove(
+        recipe, catalogue, arguments.device, where, [d for d in dtypes if d != "bfloat16_autocast"]
+    )
     if arguments.fresh is None and not arguments.long:
         Ledger(arguments.ledger).write(whole)
     for proof in whole:

@@ -41,7 +41,15 @@ class Measured:
 
 
 def measure(
-    name: str, actual: object, truth: Truth, tolerance: Tolerance, dtype: str, *, keep: tuple[int, ...] = (), circular: bool = False, grow: float = 1.0
+    name: str,
+    actual: object,
+    truth: Truth,
+    tolerance: Tolerance,
+    dtype: str,
+    *,
+    keep: tuple[int, ...] = (),
+    circular: bool = False,
+    grow: float = 1.0,
 ) -> Measured:
     """Compare one tensor with its truth.
 
@@ -66,7 +74,9 @@ def measure(
     # Below the smallest normal number results round to multiples of a fixed step, not relatively.
     floor = c * TINY[dtype]
     used = torch.maximum(
-        _ratio(_largest(error, axes), tolerance.k * _largest(own, axes) + c * EPS[dtype] * _largest(scale, axes) + floor),
+        _ratio(
+            _largest(error, axes), tolerance.k * _largest(own, axes) + c * EPS[dtype] * _largest(scale, axes) + floor
+        ),
         _ratio(_rms(error, axes), tolerance.k * _rms(own, axes) + c * EPS[dtype] * _rms(scale, axes) + floor),
     )
     worst = used.expand_as(error).clone()
@@ -79,10 +89,16 @@ def _same_form(name: str, actual: object, truth: Truth) -> torch.Tensor:
     if not isinstance(actual, torch.Tensor):
         raise Rejection("wrong_dtype", f"{name} is a {type(actual).__name__}, not a tensor", where=name)
     if tuple(actual.shape) != tuple(truth.oracle.shape):
-        raise Rejection("wrong_shape", f"{name} has shape {tuple(actual.shape)}, the reference {tuple(truth.oracle.shape)}", where=name)
+        raise Rejection(
+            "wrong_shape",
+            f"{name} has shape {tuple(actual.shape)}, the reference {tuple(truth.oracle.shape)}",
+            where=name,
+        )
     if actual.dtype not in truth.dtypes:
         expected = " or ".join(str(d).removeprefix("torch.") for d in truth.dtypes)
-        raise Rejection("wrong_dtype", f"{name} is {str(actual.dtype).removeprefix('torch.')}, the reference {expected}", where=name)
+        raise Rejection(
+            "wrong_dtype", f"{name} is {str(actual.dtype).removeprefix('torch.')}, the reference {expected}", where=name
+        )
     return actual.to_dense() if actual.layout is not torch.strided else actual
 
 
@@ -102,7 +118,12 @@ def _same_non_finites(name: str, found: torch.Tensor, oracle: torch.Tensor) -> N
     if not bool(same.all()):
         index = tuple(int(i) for i in (~same).nonzero()[0]) if found.dim() else ()
         where = f"{name}{list(index)}"
-        raise Rejection("non_finite", f"{where} is {float(found[index])}, should be {float(oracle[index]):.9g}", where=where, error=math.inf)
+        raise Rejection(
+            "non_finite",
+            f"{where} is {float(found[index])}, should be {float(oracle[index]):.9g}",
+            where=where,
+            error=math.inf,
+        )
 
 
 def _largest(value: torch.Tensor, axes: list[int]) -> torch.Tensor:

@@ -65,7 +65,19 @@ def _warm_up() -> None:
 
 
 def _listing(catalogue: Catalogue) -> list[dict[str, Any]]:
-    fields = ("operator", "name", "devices", "dtypes", "conditions", "grad", "single_backward", "requires", "determinism", "compiled", "summary")
+    fields = (
+        "operator",
+        "name",
+        "devices",
+        "dtypes",
+        "conditions",
+        "grad",
+        "single_backward",
+        "requires",
+        "determinism",
+        "compiled",
+        "summary",
+    )
     found = []
     for variant in catalogue.variants.values():
         entry = {name: getattr(variant, name) for name in fields}
@@ -127,7 +139,7 @@ def _poisoned(active: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     libc = ctypes.CDLL(None)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     libc.mallopt(_M_PERTURB, 0x80)
     try:
         yield
@@ -164,7 +176,9 @@ def _chain(bound: Bound, splits: list[int], values: list[Any]) -> Any:
         pieces.append(outputs)
         start += length
     joined = [
-        torch.cat([piece[i] for piece in pieces], dim=operator.time[operator.outputs[i]]) if operator.outputs[i] in operator.time else pieces[-1][i]
+        torch.cat([piece[i] for piece in pieces], dim=operator.time[operator.outputs[i]])
+        if operator.outputs[i] in operator.time
+        else pieces[-1][i]
         for i in range(len(pieces[0]))
     ]
     return (*joined, carry)
@@ -175,7 +189,9 @@ def _signature(bound: Bound) -> tuple[str, ...]:
     return code.co_varnames[1 : code.co_argcount]
 
 
-def _gradients(outputs: Any, tracked: dict[str, torch.Tensor], request: Request) -> list[dict[str, torch.Tensor | None]]:
+def _gradients(
+    outputs: Any, tracked: dict[str, torch.Tensor], request: Request
+) -> list[dict[str, torch.Tensor | None]]:
     found = []
     flat = [leaf for _, leaf in leaves(outputs)]
     sets = request.get("cotangents", [])
@@ -189,7 +205,11 @@ def _gradients(outputs: Any, tracked: dict[str, torch.Tensor], request: Request)
             found.append(dict.fromkeys(tracked))
             continue
         results = torch.autograd.grad(
-            [p[0] for p in pairs], list(tracked.values()), [p[1] for p in pairs], retain_graph=index + 1 < len(sets), allow_unused=True
+            [p[0] for p in pairs],
+            list(tracked.values()),
+            [p[1] for p in pairs],
+            retain_graph=index + 1 < len(sets),
+            allow_unused=True,
         )
         found.append(dict(zip(tracked, results, strict=True)))
     return found
@@ -210,11 +230,13 @@ def run(catalogue: Catalogue, request: Request) -> dict[str, Any]:
             kept.append(outputs)
             answer["grads"] = _gradients(outputs, tracked, request)
     if request.get("observe"):
-        if torch.cuda.is_initialized():
+        if request["device"].startswith("cuda"):
             torch.cuda.synchronize()
         answer["changed"] = world.changes(before, world.snapshot())
         answer["touched"] = [
-            name for name, leaf in leaves(dict(enumerate(values))) if isinstance(leaf, torch.Tensor) and leaf._version != versions[name]
+            name
+            for name, leaf in leaves(dict(enumerate(values)))
+            if isinstance(leaf, torch.Tensor) and leaf._version != versions[name]
         ]
         answer["aliased"] = _aliases(kept, values)
     if isinstance(called, _Calls):
@@ -266,7 +288,7 @@ def refuses(catalogue: Catalogue, request: Request) -> dict[str, Any]:
 
 
 def declared(catalogue: Catalogue, request: Request) -> dict[str, Any]:
-    """What a declared predicate says: the memory bound of some sizes, or whether a fall-back is declared for arguments."""
+    """What a declared predicate says: the memory bound of some sizes, or whether arguments may fall back."""
     bound = catalogue.bind(request["variant"], **request["options"])
     if "sizes" in request:
         assert bound.variant.memory_bound is not None
@@ -329,7 +351,11 @@ def _span(tensor: Any) -> tuple[int, int] | None:
 
 
 def _storage(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr() if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided else 0
+    return (
+        tensor.untyped_storage().data_ptr()
+        if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided
+        else 0
+    )
 
 
 def _aliases(kept: list[Any], values: list[Any]) -> list[str]:
@@ -353,9 +379,19 @@ def _aliases(kept: list[Any], values: list[Any]) -> list[str]:
                 found.append(f"output {name or 0} of call {call + 1} shares memory with {earlier[storage]}")
             if any(np.shares_memory(array, leaf.detach().numpy()) for array in arrays if leaf.device.type == "cpu"):
                 found.append(f"output {name or 0} shares memory with an input array")
-            found += [f"outputs {other} and {name} overlap" for other, (low, high) in spans if span[0] < high and low < span[1]]
+            found += [
+                f"outputs {other} and {name} overlap"
+                for other, (low, high) in spans
+                if span[0] < high and low < span[1]
+            ]
             spans.append((name, span))
-        earlier.update({_storage(leaf): f"output {name or 0} of call {call + 1}" for name, leaf in leaves(outputs) if _storage(leaf)})
+        earlier.update(
+            {
+                _storage(leaf): f"output {name or 0} of call {call + 1}"
+                for name, leaf in leaves(outputs)
+                if _storage(leaf)
+            }
+        )
     return found
 
 

@@ -93,9 +93,16 @@ class Judge:
             if not output.dtype.is_floating_point:
                 found.append(None)
             elif uniform:
-                found.append(torch.rand((), generator=generator, dtype=torch.float64).add(0.3).to(output.dtype).expand(output.shape))
+                found.append(
+                    torch.rand((), generator=generator, dtype=torch.float64)
+                    .add(0.3)
+                    .to(output.dtype)
+                    .expand(output.shape)
+                )
             else:
-                found.append(torch.randn(output.shape, generator=generator, dtype=torch.float64).add(0.4).to(output.dtype))
+                found.append(
+                    torch.randn(output.shape, generator=generator, dtype=torch.float64).add(0.4).to(output.dtype)
+                )
         return found
 
     def shapes(self, drawn: Drawn) -> dict[str, torch.Tensor]:
@@ -104,11 +111,17 @@ class Judge:
 
     def differentiable(self, arguments: Tree) -> list[str]:
         """Leaf names of the inputs that a gradient is asked for."""
-        names = [name for name, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point]
+        names = [
+            name for name, leaf in leaves(arguments) if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point
+        ]
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.operator.differentiable)]
 
     def expected(
-        self, drawn: Drawn, cotangents: Sequence[list[torch.Tensor | None]] = (), key: Any = None, grad: Sequence[str] | None = None
+        self,
+        drawn: Drawn,
+        cotangents: Sequence[list[torch.Tensor | None]] = (),
+        key: Any = None,
+        grad: Sequence[str] | None = None,
     ) -> Expected:
         """The truth for these inputs; kept under (case, seed, key), where key names the cotangents."""
         wanted = tuple(self.differentiable(drawn.arguments) if grad is None else grad) if cotangents else ()
@@ -122,7 +135,9 @@ class Judge:
         self._kept.move_to_end(name)
         return self._kept[name]
 
-    def compute(self, arguments: Tree, cotangents: Sequence[list[torch.Tensor | None]] = (), wanted: Sequence[str] = ()) -> Expected:
+    def compute(
+        self, arguments: Tree, cotangents: Sequence[list[torch.Tensor | None]] = (), wanted: Sequence[str] = ()
+    ) -> Expected:
         """Run reference and oracle; in float64, where they coincide, the float32 error scaled by eps stands in."""
         if self.dtype == "float64":
             oracle = self.run(arguments, cotangents, wanted, torch.float64)
@@ -137,18 +152,31 @@ class Judge:
 
         def dtypes(tensor: torch.Tensor) -> tuple[torch.dtype, ...]:
             floating = tensor.dtype.is_floating_point
-            return tuple({tensor.dtype: 1, torch.float32: 1, torch.bfloat16: 1}) if autocast and floating else (tensor.dtype,)
+            return (
+                tuple({tensor.dtype: 1, torch.float32: 1, torch.bfloat16: 1})
+                if autocast and floating
+                else (tensor.dtype,)
+            )
 
         found = _expected(oracle, _errors(reference, oracle), 1.0, lambda t: (t.dtype,))
         forms = {name: dtypes(reference.outputs[name]) for name in found.outputs}
-        grad_form = lambda truth: None if truth is None else Truth(truth.oracle, truth.reference_error, (self.torch_dtype,))  # noqa: E731
+
+        def grad_form(truth: Truth | None) -> Truth | None:
+            return None if truth is None else Truth(truth.oracle, truth.reference_error, (self.torch_dtype,))
+
         return Expected(
             {n: Truth(t.oracle, t.reference_error, forms[n]) for n, t in found.outputs.items()},
             [{n: grad_form(t) for n, t in grads.items()} for grads in found.grads],
             found.differentiable,
         )
 
-    def run(self, arguments: Tree, cotangents: Sequence[list[torch.Tensor | None]], wanted: Sequence[str], dtype: torch.dtype) -> Raw:
+    def run(
+        self,
+        arguments: Tree,
+        cotangents: Sequence[list[torch.Tensor | None]],
+        wanted: Sequence[str],
+        dtype: torch.dtype,
+    ) -> Raw:
         """One run of the reference on a copy of the arguments."""
         tracked: dict[str, torch.Tensor] = {}
 
@@ -165,7 +193,8 @@ class Judge:
             outputs = self.reference(*values)
         named = self.name_outputs([leaf for _, leaf in leaves(outputs)], values)
         grads = [
-            self._gradient(list(named.values()), each, tracked, last=index + 1 == len(cotangents)) for index, each in enumerate(cotangents)
+            self._gradient(list(named.values()), each, tracked, last=index + 1 == len(cotangents))
+            for index, each in enumerate(cotangents)
         ]
         differentiable = frozenset(name for name, leaf in named.items() if leaf.requires_grad)
         return Raw({name: leaf.detach() for name, leaf in named.items()}, grads, differentiable)
@@ -191,15 +220,24 @@ class Judge:
 
     @staticmethod
     def _gradient(
-        outputs: list[torch.Tensor], cotangents: list[torch.Tensor | None], tracked: Mapping[str, torch.Tensor], last: bool
+        outputs: list[torch.Tensor],
+        cotangents: list[torch.Tensor | None],
+        tracked: Mapping[str, torch.Tensor],
+        last: bool,
     ) -> dict[str, torch.Tensor | None]:
         pairs = [
-            (o, c.to(o.dtype)) for o, c in zip(outputs, cotangents, strict=False) if c is not None and isinstance(o, torch.Tensor) and o.requires_grad
+            (o, c.to(o.dtype))
+            for o, c in zip(outputs, cotangents, strict=False)
+            if c is not None and isinstance(o, torch.Tensor) and o.requires_grad
         ]
         if not pairs or not tracked:
             return dict.fromkeys(tracked)
         results = torch.autograd.grad(
-            [p[0] for p in pairs], list(tracked.values()), [p[1] for p in pairs], retain_graph=not last, allow_unused=True
+            [p[0] for p in pairs],
+            list(tracked.values()),
+            [p[1] for p in pairs],
+            retain_graph=not last,
+            allow_unused=True,
         )
         return dict(zip(tracked, results, strict=True))
 
@@ -240,8 +278,15 @@ def _errors(reference: Raw, oracle: Raw) -> tuple[dict[str, torch.Tensor], list[
     def error(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
         if not high.dtype.is_floating_point:
             return torch.zeros(())
-        low, high = low.to_dense() if low.layout is not torch.strided else low, high.to_dense() if high.layout is not torch.strided else high
-        difference = (low.double() - high).abs().float().double() if high.numel() < 1 << 22 else (low.double() - high).abs().float()
+        low, high = (
+            low.to_dense() if low.layout is not torch.strided else low,
+            high.to_dense() if high.layout is not torch.strided else high,
+        )
+        difference = (
+            (low.double() - high).abs().float().double()
+            if high.numel() < 1 << 22
+            else (low.double() - high).abs().float()
+        )
         return torch.nan_to_num(difference, nan=0.0, posinf=0.0)
 
     outputs = {name: error(reference.outputs[name], value) for name, value in oracle.outputs.items()}
@@ -252,8 +297,12 @@ def _errors(reference: Raw, oracle: Raw) -> tuple[dict[str, torch.Tensor], list[
     return outputs, grads
 
 
-def _expected(oracle: Raw, errors: tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor | None]]], scale: float, dtypes: Any) -> Expected:
-    outputs = {name: Truth(_dense(value), errors[0][name] * scale, dtypes(value)) for name, value in oracle.outputs.items()}
+def _expected(
+    oracle: Raw, errors: tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor | None]]], scale: float, dtypes: Any
+) -> Expected:
+    outputs = {
+        name: Truth(_dense(value), errors[0][name] * scale, dtypes(value)) for name, value in oracle.outputs.items()
+    }
     grads: list[dict[str, Truth | None]] = []
     for values, own in zip(oracle.grads, errors[1], strict=True):
         row: dict[str, Truth | None] = {}

@@ -78,7 +78,12 @@ def _claims(entry: dict[str, Any]) -> Claims:
     return Claims(**{**entry, **tuples})
 
 
-def groups(catalogue: Catalogue, chosen: Sequence[Claims], dtypes: Sequence[str], stale: Callable[[Claims, dict[str, int], str, str], bool]) -> list[Group]:
+def groups(
+    catalogue: Catalogue,
+    chosen: Sequence[Claims],
+    dtypes: Sequence[str],
+    stale: Callable[[Claims, dict[str, int], str, str], bool],
+) -> list[Group]:
     """The work by operator and dtype, less what is proven already; the longest first."""
     found: dict[tuple[str, str], Group] = {}
     for claims in chosen:
@@ -121,7 +126,16 @@ def prove_group(plan: Plan, group: Group, done: Callable[[Proof], None]) -> list
         with Worker(plan.plugins, plan.limit_s) as worker:
             for name in item.properties:
                 started = time.perf_counter()
-                session = Session(judge, worker, item.claims, item.options, examples=plan.examples, fresh=plan.fresh, long=plan.long, real=plan.real)
+                session = Session(
+                    judge,
+                    worker,
+                    item.claims,
+                    item.options,
+                    examples=plan.examples,
+                    fresh=plan.fresh,
+                    long=plan.long,
+                    real=plan.real,
+                )
                 outcome = ("skipped", reason, "", None, None) if reason else judged(name, session)
                 proof = _proof(plan, static, session, name, outcome, time.perf_counter() - started)
                 proofs.append(proof)
@@ -150,7 +164,9 @@ def judged(name: str, session: Session) -> Outcome:
     return "passed", "", tally.where, tally.worst_error, tally.budget_used
 
 
-def _proof(plan: Plan, static: StaticCatalogue, session: Session, name: str, outcome: Outcome, duration_s: float) -> Proof:
+def _proof(
+    plan: Plan, static: StaticCatalogue, session: Session, name: str, outcome: Outcome, duration_s: float
+) -> Proof:
     status, message, where, error, used = outcome
     tally, claims = session.tally, session.claims
     known = static.variants.get(claims.key)
@@ -186,7 +202,9 @@ def run(plan: Plan, work: Sequence[Group], jobs: int, done: Callable[[Proof], No
             torch.set_num_threads(threads)
     proofs: list[Proof] = []
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        max_workers=jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         futures = [pool.submit(prove_group, plan, group, _silent) for group in work]
         for future in as_completed(futures):
             for proof in future.result():
@@ -199,7 +217,9 @@ def _silent(_: Proof) -> None:
     """Verdicts of a worker process are told when its group is done."""
 
 
-def is_stale(static: StaticCatalogue, ledger: Ledger, device_class: str) -> Callable[[Claims, dict[str, int], str, str], bool]:
+def is_stale(
+    static: StaticCatalogue, ledger: Ledger, device_class: str
+) -> Callable[[Claims, dict[str, int], str, str], bool]:
     """Whether a built-in variant's property still has to be proven."""
 
     def stale(claims: Claims, options: dict[str, int], name: str, dtype: str) -> bool:

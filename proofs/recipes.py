@@ -36,13 +36,17 @@ class Routes:
     """A moe callable that notes which experts each call chose, and how far the choice was from another."""
 
     def __init__(self, moe: Callable[..., Any]) -> None:
-        self.moe, self.ids, self.margins = moe, [], []
-        self.ids: list[torch.Tensor]
-        self.margins: list[float]
+        self.moe = moe
+        self.ids: list[torch.Tensor] = []
+        self.margins: list[float] = []
 
-    def __call__(self, hidden: torch.Tensor, phases: torch.Tensor, experts: Any, top_k: int, concentration: float) -> Any:
+    def __call__(
+        self, hidden: torch.Tensor, phases: torch.Tensor, experts: Any, top_k: int, concentration: float
+    ) -> Any:
         with torch.no_grad():
-            self.ids.append(chosen_experts(gates(phases, experts["expert_phases"], concentration), top_k)[1].sort(-1).values[:, -1])
+            self.ids.append(
+                chosen_experts(gates(phases, experts["expert_phases"], concentration), top_k)[1].sort(-1).values[:, -1]
+            )
             self.margins.append(gate_gap(phases, experts["expert_phases"], concentration, top_k))
         return self.moe(hidden, phases, experts, top_k, concentration)
 
@@ -57,7 +61,7 @@ class Trace:
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
-    """A state dict away from fresh weights' ill-conditioned point: gains, biases, scales and level weights perturbed."""
+    """A state dict away from the ill-conditioned fresh one: gains, biases, scales and level weights perturbed."""
     torch_state = torch.get_rng_state()
     torch.manual_seed(seed)
     engine = ContinuousThoughtEngine(**SIZES)
@@ -75,15 +79,19 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in engine.state_dict().items()}
 
 
-def trace(state: Mapping[str, torch.Tensor], operators: Operators, dtype: torch.dtype, device: str, tokens: torch.Tensor) -> Trace:
+def trace(
+    state: Mapping[str, torch.Tensor], operators: Operators, dtype: torch.dtype, device: str, tokens: torch.Tensor
+) -> Trace:
     """Train an engine of these operators for four chunks from a state; every number that it gives."""
     routes = Routes(operators["moe"])
     engine = ContinuousThoughtEngine(**SIZES).to(device=device, dtype=dtype)
     engine.reset_thought(BATCH)
-    engine.load_state_dict({name: value.to(dtype) if value.dtype.is_floating_point else value for name, value in state.items()})
+    engine.load_state_dict(
+        {name: value.to(dtype) if value.dtype.is_floating_point else value for name, value in state.items()}
+    )
     engine.use({**operators, "moe": routes})
     for block in engine.blocks:
-        block.moe.temperature = TEMPERATURE
+        block.moe.temperature = TEMPERATURE  # type: ignore[union-attr]
     found = Trace()
     parameters = list(engine.parameters())
     momentum = [torch.zeros_like(p) for p in parameters]
@@ -91,11 +99,17 @@ def trace(state: Mapping[str, torch.Tensor], operators: Operators, dtype: torch.
         inputs, targets = operators["data_fetch"](tokens, chunk * BATCH * LENGTH, BATCH, LENGTH)
         ce, lb = engine.tick_chunk_train_ce(inputs.to(device), targets.to(device))
         engine.zero_grad(set_to_none=True)
-        (ce + LB_COEF * lb).backward()
+        torch.autograd.backward(ce + LB_COEF * lb)
         found.arrays |= {f"chunk{chunk}/ce": ce.detach(), f"chunk{chunk}/lb": lb.detach()}
-        found.arrays |= {f"chunk{chunk}/grad/{n}": p.grad.clone() for n, p in engine.named_parameters() if p.grad is not None}
+        found.arrays |= {
+            f"chunk{chunk}/grad/{n}": p.grad.clone() for n, p in engine.named_parameters() if p.grad is not None
+        }
         found.arrays[f"chunk{chunk}/grad_norm"] = operators["optimizer_step"](parameters, momentum, LR, MOMENTUM, CLIP)
-        found.arrays |= {f"chunk{chunk}/carry/{n}": b.clone() for n, b in engine.named_buffers() if n.endswith(("attn_S", "attn_z", "thought_state"))}
+        found.arrays |= {
+            f"chunk{chunk}/carry/{n}": b.clone()
+            for n, b in engine.named_buffers()
+            if n.endswith(("attn_S", "attn_z", "thought_state"))
+        }
     found.arrays |= {f"final/{n}": p.detach().clone() for n, p in engine.named_parameters()}
     found.ids, found.margin = routes.ids, min(routes.margins)
     return found
@@ -104,7 +118,8 @@ def trace(state: Mapping[str, torch.Tensor], operators: Operators, dtype: torch.
 def bound(recipe: Recipe, catalogue: Catalogue, tokens: torch.Tensor) -> dict[str, Callable[..., Any]]:
     """The recipe's callables, its data fetch already holding the prepared shard."""
     found: dict[str, Callable[..., Any]] = {
-        operator: catalogue.bind(f"{operator}/{name}", **recipe.options.get(operator, {})) for operator, name in recipe.variants.items()
+        operator: catalogue.bind(f"{operator}/{name}", **recipe.options.get(operator, {}))
+        for operator, name in recipe.variants.items()
     }
     fetch = catalogue.bind(f"data_fetch/{recipe.variants['data_fetch']}")
     prepared = fetch.prepare(tokens.numpy())
@@ -127,7 +142,8 @@ def prove(recipe: Recipe, catalogue: Catalogue, device: str, device_class: str, 
             numbers.update(where=rejection.where, worst_error=rejection.error, budget_used=rejection.used)
         proofs.append(
             Proof(
-                operator=RECIPE, variant=recipe.name, property=ENGINE, dtype=dtype, device_class=device_class, status=status, message=message,
+                operator=RECIPE, variant=recipe.name, property=ENGINE, dtype=dtype, device_class=device_class,
+                status=status, message=message,
                 cases=CHUNKS, fingerprint=static.recipe_fingerprint(recipe.variants, recipe.options),
                 duration_s=round(time.perf_counter() - started, 3), **numbers,
             )
@@ -139,7 +155,12 @@ def _compare(recipe: Recipe, catalogue: Catalogue, device: str, dtype: str, numb
     reference = load_recipe("reference")
     own = torch.float64 if dtype == "float64" else torch.float32
     for seed in range(50):
-        tokens = torch.randint(SIZES["vocab_size"], (CHUNKS * BATCH * LENGTH + 1,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+        tokens = torch.randint(
+            SIZES["vocab_size"],
+            (CHUNKS * BATCH * LENGTH + 1,),
+            generator=torch.Generator().manual_seed(seed),
+            dtype=torch.int32,
+        )
         state = weights(seed)
         oracle = trace(state, bound(reference, catalogue, tokens), torch.float64, device, tokens)
         if oracle.margin > MARGIN[dtype] * 10:
@@ -161,7 +182,8 @@ def _compare(recipe: Recipe, catalogue: Catalogue, device: str, dtype: str, numb
         if not measured.used <= 1:
             raise Rejection(
                 "mismatch",
-                f"{name}{list(measured.index)} is {measured.actual:.9g}, should be {measured.expected:.9g}: {measured.used:.3g} times its budget",
+                f"{name}{list(measured.index)} is {measured.actual:.9g}, should be {measured.expected:.9g}: "
+                f"{measured.used:.3g} times its budget",
                 where=name, error=measured.error, used=measured.used,
             )  # fmt: skip
 
@@ -170,12 +192,18 @@ def _same_routes(found: Trace, oracle: Trace) -> None:
     for call, (ids, expected) in enumerate(zip(found.ids, oracle.ids, strict=True)):
         if not torch.equal(ids.cpu(), expected.cpu()):
             layer, chunk = call % SIZES["n_layers"], call // SIZES["n_layers"]
-            raise Rejection("mismatch", f"chunk {chunk}, block {layer} routes to experts {ids.tolist()}, the reference to {expected.tolist()}", where=f"chunk{chunk}")
+            raise Rejection(
+                "mismatch",
+                f"chunk {chunk}, block {layer} routes to experts {ids.tolist()}, the reference to {expected.tolist()}",
+                where=f"chunk{chunk}",
+            )
 
 
 def _pairs(oracle: Trace, found: Trace) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     if set(oracle.arrays) != set(found.arrays):
         missing = sorted(set(oracle.arrays) ^ set(found.arrays))
-        raise Rejection("mismatch", f"gives other arrays than the reference: {', '.join(missing[:4])}", where=missing[0])
+        raise Rejection(
+            "mismatch", f"gives other arrays than the reference: {', '.join(missing[:4])}", where=missing[0]
+        )
     for name, truth in oracle.arrays.items():
         yield name, truth, found.arrays[name]

@@ -24,15 +24,16 @@ def snippet(proof: Proof) -> str:
     case = re.search(r"case ([^ ]+) \(([^)]*)\), seed (\d+)", proof.where or proof.message)
     if case and proof.property == "forward":
         sizes = dict(part.split("=") for part in case[2].split(","))
-        arguments += [f"case={case[1]!r}", f"sizes={ {k: int(v) for k, v in sizes.items()} !r}", f"seed={case[3]}"]
+        arguments += [f"case={case[1]!r}", f"sizes={ {k: int(v) for k, v in sizes.items()}!r}", f"seed={case[3]}"]
     call = ", ".join([repr(arguments[0]), *arguments[1:]])
-    return f'\n    reproduce: python -c "from proofs.reproduce import reproduce; reproduce({call})"  # plugin="FILE.py" for a plug-in'
+    line = f'python -c "from proofs.reproduce import reproduce; reproduce({call})"'
+    return f'\n    reproduce: {line}  # plugin="FILE.py" for a plug-in'
 
 
 def reproduce(
     variant: str,
     *,
-    property: str = "forward",  # noqa: A002 - the field's term, as in a proof record
+    property: str = "forward",
     dtype: str = "float32",
     options: dict[str, int] | None = None,
     case: str | None = None,
@@ -58,7 +59,11 @@ def reproduce(
             print(f"{variant} {property}: {status} {message}")
             return
         base = next(c for c in judge.operator.cases() if c.name == case.partition("[")[0])
-        chosen = base if base.name == case else base.resized(**{k: v for k, v in (sizes or {}).items() if k in judge.operator.ranges})
+        chosen = (
+            base
+            if base.name == case
+            else base.resized(**{k: v for k, v in (sizes or {}).items() if k in judge.operator.ranges})
+        )
         drawn = session.draw(chosen, seed)
         session.compare(session.ask(drawn.arguments), judge.expected(drawn), drawn)
         print(f"{variant} {drawn.where}: within budget, {session.tally.budget_used:.3f} used", file=sys.stdout)

@@ -87,7 +87,15 @@ class Session:
     """A variant, its options, a dtype: what a property's ``check`` works with."""
 
     def __init__(
-        self, judge: Judge, worker: Worker, claims: Claims, options: dict[str, int], *, examples: int = 20, fresh: int | None = None, long: bool = False,
+        self,
+        judge: Judge,
+        worker: Worker,
+        claims: Claims,
+        options: dict[str, int],
+        *,
+        examples: int = 20,
+        fresh: int | None = None,
+        long: bool = False,
         real: bool = True,
     ) -> None:
         self.judge, self.worker, self.claims, self.options = judge, worker, claims, options
@@ -151,18 +159,35 @@ class Session:
     def must_refuse(self, drawn: Drawn) -> None:
         """Outside its claimed domain a variant must raise ``ValueError``."""
         if self.ask(drawn.arguments, "refuses")["refused"] is None:
-            raise Rejection("mismatch", f"accepts an input outside the domain it claims ({', '.join(self.claims.conditions)})", where=drawn.where)
+            raise Rejection(
+                "mismatch",
+                f"accepts an input outside the domain it claims ({', '.join(self.claims.conditions)})",
+                where=drawn.where,
+            )
         self.tally.checks += 1
         self.tally.cases.add(drawn.case.name)
 
     # --- comparing
 
-    def compare(self, answer: dict[str, Any], expected: Expected, drawn: Drawn, *, key: str = "outputs", note: str = "", grow: float = 1.0) -> None:
+    def compare(
+        self,
+        answer: dict[str, Any],
+        expected: Expected,
+        drawn: Drawn,
+        *,
+        key: str = "outputs",
+        note: str = "",
+        grow: float = 1.0,
+    ) -> None:
         """Outputs against their truth; ``Rejection`` at the first one that is not."""
         named = self._named(answer, key)
         missing = [name for name in expected.outputs if name not in named]
         if missing or len(answer[key]) > len(self.operator.outputs):
-            raise Rejection("wrong_shape", f"returns {len(answer[key])} tensors, the operator {len(self.operator.outputs)}", where=drawn.where)
+            raise Rejection(
+                "wrong_shape",
+                f"returns {len(answer[key])} tensors, the operator {len(self.operator.outputs)}",
+                where=drawn.where,
+            )
         for name, truth in expected.outputs.items():
             growth = grow * self.growth(name, drawn)
             self.judged(
@@ -198,11 +223,14 @@ class Session:
             raise Rejection(
                 "mismatch",
                 f"{name}{list(measured.index)} is {measured.actual:.9g}, should be {measured.expected:.9g}: "
-                f"error {measured.error:.3g} is {measured.used:.3g} times its budget ({drawn.where}{', ' + note if note else ''})",
+                f"error {measured.error:.3g} is {measured.used:.3g} times its budget "
+                f"({drawn.where}{', ' + note if note else ''})",
                 where=where, error=measured.error, used=measured.used,
             )  # fmt: skip
 
-    def compare_grads(self, grads: dict[str, Any], expected: dict[str, Any], drawn: Drawn, note: str = "", grow: float = 1.0) -> None:
+    def compare_grads(
+        self, grads: dict[str, Any], expected: dict[str, Any], drawn: Drawn, note: str = "", grow: float = 1.0
+    ) -> None:
         """Gradients against their truth; None exactly where the reference gives None."""
         for name, truth in expected.items():
             actual = grads.get(name)
@@ -211,9 +239,21 @@ class Session:
                 value = actual if truth is None else truth.oracle
                 if value is not None and bool((value != 0).any()):
                     have, want = ("one", "none") if truth is None else ("none", "one")
-                    raise Rejection("mismatch", f"gradient of {name}: {have} where the reference gives {want} ({drawn.where})", where=f"d{name}")
+                    raise Rejection(
+                        "mismatch",
+                        f"gradient of {name}: {have} where the reference gives {want} ({drawn.where})",
+                        where=f"d{name}",
+                    )
                 continue
-            measured = measure(f"gradient of {name}", actual, truth, self.operator.tolerance, self.dtype, keep=self.slices(f"d{name}"), grow=grow)
+            measured = measure(
+                f"gradient of {name}",
+                actual,
+                truth,
+                self.operator.tolerance,
+                self.dtype,
+                keep=self.slices(f"d{name}"),
+                grow=grow,
+            )
             self.judged(measured, f"gradient of {name}", drawn, note)
 
     # --- drawn shapes
@@ -226,12 +266,12 @@ class Session:
             values = st.integers(low, high)
             if claimed is not None:
                 first, last, multiple = max(low, claimed[0]), min(high, claimed[1]), claimed[2]
-                values = st.integers(-(-first // multiple), max(-(-first // multiple), last // multiple)).map(lambda n, m=multiple: n * m)
+                values = st.sampled_from(list(range(-(-first // multiple) * multiple, last + 1, multiple)) or [first])
             bounds[letter] = values
         return st.fixed_dictionaries(bounds)
 
     def for_drawn_shapes(self, holds: Callable[[Drawn, str], None]) -> None:
-        """Run ``holds(drawn, layout)`` on hypothesis-drawn sizes, values and layouts; the smallest failure is raised."""
+        """Run ``holds(drawn, layout)`` on drawn sizes, values and layouts; the smallest failure is raised."""
         bases = [case for case in self.operator.cases() if case.kind in ("small", "ragged")]
         if not self.operator.ranges or not bases:
             return
@@ -264,14 +304,18 @@ class Session:
         try:
             example()
         except Flaky as error:
-            raise Rejection("leaked_state", f"gives different answers to the same input: {str(error).splitlines()[0]}") from error
+            raise Rejection(
+                "leaked_state", f"gives different answers to the same input: {str(error).splitlines()[0]}"
+            ) from error
 
     def layout_of(self, drawn: Drawn, layout: str) -> dict[str, str]:
-        """The same layout for every floating input; an expanded one (stride 0) keeps its own, which a domain may rest on."""
+        """The same layout for every floating input; an expanded one (stride 0) keeps its own."""
         return {
             name: layout
             for name, leaf in leaves(drawn.arguments)
-            if isinstance(leaf, torch.Tensor) and leaf.dtype.is_floating_point and not (0 in leaf.stride() and leaf.numel() > 1)
+            if isinstance(leaf, torch.Tensor)
+            and leaf.dtype.is_floating_point
+            and not (0 in leaf.stride() and leaf.numel() > 1)
         }
 
 

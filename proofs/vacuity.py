@@ -19,9 +19,16 @@ def check_case(session: Session, drawn: Drawn, expected: Expected, *, gradients:
     truths = {n: t for n, t in (expected.grads[0] if gradients else expected.outputs).items() if t is not None}
     for label, fake in (("zeros", torch.zeros_like), ("the constant mean", _mean)):
         scalars = label != "zeros" and all(t.oracle.numel() == 1 for t in truths.values())
-        if truths and not scalars and not any(_fails(session, name, truth, fake(truth.oracle)) for name, truth in truths.items()):
+        if (
+            truths
+            and not scalars
+            and not any(_fails(session, name, truth, fake(truth.oracle)) for name, truth in truths.items())
+        ):
             kind = "gradients" if gradients else "outputs"
-            raise VacuousCaseError(f"{session.operator.name}: {label} pass for the {kind} of {drawn.where} at {session.dtype}; the case shows nothing")
+            raise VacuousCaseError(
+                f"{session.operator.name}: {label} pass for the {kind} of {drawn.where} at {session.dtype}; "
+                "the case shows nothing"
+            )
 
 
 def _mean(oracle: torch.Tensor) -> torch.Tensor:
@@ -34,7 +41,13 @@ def _fails(session: Session, name: str, truth: Truth, fake: torch.Tensor) -> boo
     circular = name in session.operator.circular
     try:
         measured = measure(
-            name, fake.to(truth.dtypes[0]), truth, session.operator.tolerance, session.dtype, circular=circular, keep=session.slices(name)
+            name,
+            fake.to(truth.dtypes[0]),
+            truth,
+            session.operator.tolerance,
+            session.dtype,
+            circular=circular,
+            keep=session.slices(name),
         )
     except Rejection:
         return True

@@ -36,7 +36,7 @@ def send(connection: Connection, value: Any) -> None:
     connection.send_bytes(header)
     for buffer in buffers:
         if buffer.nbytes:
-            connection.send_bytes(memoryview(buffer))
+            connection.send_bytes(memoryview(buffer))  # type: ignore[arg-type]
 
 
 def receive(connection: Connection, catalogue: Catalogue | None = None) -> Any:
@@ -52,7 +52,7 @@ def receive(connection: Connection, catalogue: Catalogue | None = None) -> Any:
     buffers = []
     for size in sizes:
         buffer = np.empty(size, dtype=np.uint8)
-        if size and connection.recv_bytes_into(memoryview(buffer)) != size:
+        if size and connection.recv_bytes_into(memoryview(buffer)) != size:  # type: ignore[arg-type]
             raise ForgedMessageError("a tensor is shorter than its header says")
         buffers.append(buffer)
     try:
@@ -89,8 +89,15 @@ def _pack_tensor(value: torch.Tensor, buffers: list[np.ndarray[Any, Any]]) -> An
     tensor = value.detach()
     if tensor.layout is torch.sparse_coo:
         tensor = tensor.coalesce()
-        return {"sparse": [_pack_tensor(tensor.indices(), buffers), _pack_tensor(tensor.values(), buffers)], "shape": list(tensor.shape)}
-    expanded = [axis for axis, (stride, size) in enumerate(zip(tensor.stride(), tensor.shape, strict=True)) if stride == 0 and size > 1]
+        return {
+            "sparse": [_pack_tensor(tensor.indices(), buffers), _pack_tensor(tensor.values(), buffers)],
+            "shape": list(tensor.shape),
+        }
+    expanded = [
+        axis
+        for axis, (stride, size) in enumerate(zip(tensor.stride(), tensor.shape, strict=True))
+        if stride == 0 and size > 1
+    ]
     stored = tensor
     for axis in expanded:
         stored = stored.narrow(axis, 0, 1)
@@ -131,7 +138,7 @@ def _unpack(packed: Any, buffers: list[np.ndarray[Any, Any]], catalogue: Catalog
     for kind, build in (("bundle", Bundle), ("map", dict)):
         if kind in packed:
             return build({key: _unpack(item, buffers, catalogue) for key, item in packed[kind]})
-    items = [_unpack(item, buffers, catalogue) for item in packed.get("tuple", packed.get("list", ()))]
+    items = [_unpack(item, buffers, catalogue) for item in (packed["tuple"] if "tuple" in packed else packed["list"])]
     return tuple(items) if "tuple" in packed else items
 
 

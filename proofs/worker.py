@@ -20,10 +20,12 @@ from proofs.child import serve
 START_LIMIT_S = 120.0
 
 
-class Rejection(Exception):  # noqa: N818 - a verdict that ends a check, not a defect of the program
+class Rejection(Exception):
     """A property does not hold: the status, the words and the numbers of the first place where it fails."""
 
-    def __init__(self, status: str, message: str, *, where: str = "", error: float | None = None, used: float | None = None) -> None:
+    def __init__(
+        self, status: str, message: str, *, where: str = "", error: float | None = None, used: float | None = None
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.where, self.error, self.used = status, message, where, error, used
 

@@ -47,12 +47,15 @@ def snapshot() -> dict[str, Any]:
         "matmul precision": torch.get_float32_matmul_precision(),
         "TF32": (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision),
         "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
-        "deterministic algorithms": (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+        "deterministic algorithms": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
         "flush denormals": float(torch.tensor(1e-310, dtype=torch.float64) * 1.0) != 0.0,
         "torch random stream": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
         "python random stream": hash(random.getstate()),
         "numpy random stream": hashlib.sha256(repr(np.random.get_state()).encode()).hexdigest(),
-        "cuda random streams": [s.sum().item() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else [],
+        "cuda random streams": _cuda_streams(),
         "python threads": sorted(t.name for t in threading.enumerate()),
         "native threads": len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0,
         "child processes": _children(),
@@ -61,6 +64,12 @@ def snapshot() -> dict[str, Any]:
         "working directory": os.getcwd(),
         "signal handlers": [repr(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)],
     }
+
+
+def _cuda_streams() -> list[str]:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    return [hashlib.sha256(state.cpu().numpy().tobytes()).hexdigest() for state in torch.cuda.get_rng_state_all()]
 
 
 def _children() -> list[str]:

@@ -20,7 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         if arguments.verb == "list":
-            return _list(enumerate_static(), arguments.pattern, Ledger(arguments.ledger), device_class(arguments.device), arguments.dtype)
+            return _list(
+                enumerate_static(),
+                arguments.pattern,
+                Ledger(arguments.ledger),
+                device_class(arguments.device),
+                arguments.dtype,
+            )
         if arguments.verb == "show":
             return _show(load(), arguments.variant)
         return _why(enumerate_static(), arguments.variant, Ledger(arguments.ledger), arguments.device, arguments.dtype)
@@ -30,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m registry", description="Operators, their variants, and whether they are proven.")
+    parser = argparse.ArgumentParser(
+        prog="python -m registry", description="Operators, their variants, and whether they are proven."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("list", help="every operator and variant, with its state on a device and dtype")
     listing.add_argument("pattern", nargs="?", default="*", help="glob over operator/variant")
@@ -94,7 +102,8 @@ def _why(catalogue: StaticCatalogue, pattern: str, ledger: Ledger, device: str, 
     for variant in chosen:
         gaps = ledger.gaps(variant, where, dtype, catalogue)
         if not gaps:
-            print(f"{variant.key} is proven on {where} {dtype}: {', '.join(catalogue.required(variant, dtype)) or 'nothing applies'}")
+            properties = ", ".join(catalogue.required(variant, dtype)) or "nothing applies"
+            print(f"{variant.key} is proven on {where} {dtype}: {properties}")
             continue
         verdict = 1
         print(f"{variant.key} is not proven on {where} {dtype}:")

@@ -126,7 +126,9 @@ def load(packages: Iterable[str] | None = None, plugins: Iterable[str | Path] = 
     Without ``packages`` those of ``[tool.registry]`` in pyproject.toml. Raises ``ValueError`` for duplicates,
     signatures that differ from the operator's and missing references.
     """
-    modules = [module for package in (settings().packages if packages is None else packages) for module in _modules(package)]
+    modules = [
+        module for package in (settings().packages if packages is None else packages) for module in _modules(package)
+    ]
     modules += [load_file(Path(path)) for path in plugins]
     operators: dict[str, Operator] = {}
     variants: dict[str, Variant] = {}
@@ -161,7 +163,7 @@ def parameters_of(operator: Operator) -> tuple[str, ...]:
 
 
 def check_signature(operators: Mapping[str, Operator], variant: Variant) -> None:
-    """Raise ``ValueError`` unless the variant takes its operator's arguments and its own options, and claims known conditions."""
+    """``ValueError`` unless the variant takes its operator's arguments and its options and claims known conditions."""
     if variant.operator not in operators:
         raise unknown(f"operator for variant {variant.name!r}:", variant.operator, operators)
     operator = operators[variant.operator]
@@ -170,7 +172,9 @@ def check_signature(operators: Mapping[str, Operator], variant: Variant) -> None
     positional = tuple(n for n, p in parameters.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     keyword = {n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
-    if (positional[: len(expected)] != expected and not variadic) or set(positional[len(expected) :]) | keyword != set(variant.options):
+    if (positional[: len(expected)] != expected and not variadic) or set(positional[len(expected) :]) | keyword != set(
+        variant.options
+    ):
         raise ValueError(
             f"{variant.key} takes ({', '.join(parameters)}); "
             f"{variant.operator} is ({', '.join(expected)}) and its options {sorted(variant.options)} are keyword-only"

@@ -149,12 +149,18 @@ class Variant:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", self.name) or not re.fullmatch(r"[A-Za-z0-9_.-]+", self.operator):
-            raise ValueError(f"variant {self.operator}/{self.name}: names are made of letters, digits, '_', '-' and '.'")
+            raise ValueError(
+                f"variant {self.operator}/{self.name}: names are made of letters, digits, '_', '-' and '.'"
+            )
         if self.determinism not in ("bitwise", "tolerance"):
-            raise ValueError(f"variant {self.operator}/{self.name}: determinism {self.determinism!r} is not bitwise or tolerance")
+            raise ValueError(
+                f"variant {self.operator}/{self.name}: determinism {self.determinism!r} is not bitwise or tolerance"
+            )
         unknown = [dtype for dtype in self.dtypes if dtype not in DTYPES]
         if unknown:
-            raise ValueError(f"variant {self.operator}/{self.name}: unknown dtypes {unknown}; known: {', '.join(DTYPES)}")
+            raise ValueError(
+                f"variant {self.operator}/{self.name}: unknown dtypes {unknown}; known: {', '.join(DTYPES)}"
+            )
 
     @property
     def key(self) -> str:

@@ -82,7 +82,13 @@ class Ledger:
         return self.records(key[0]).get(key)
 
     def gap(
-        self, catalogue: StaticCatalogue, variant: StaticVariant, property_name: str, dtype: str, device_class: str, options: Mapping[str, Any]
+        self,
+        catalogue: StaticCatalogue,
+        variant: StaticVariant,
+        property_name: str,
+        dtype: str,
+        device_class: str,
+        options: Mapping[str, Any],
     ) -> Gap | None:
         """None when the property is proven as the code stands now, else what is missing or changed."""
         key = (variant.operator, variant.name, options_key(options), property_name, dtype, device_class)
@@ -96,7 +102,9 @@ class Ledger:
             return Gap(property_name, dtype, options, proof.status, proof.message)
         return None
 
-    def recipe_gap(self, recipe: Recipe, dtype: str, device_class: str, catalogue: StaticCatalogue | None = None) -> Gap | None:
+    def recipe_gap(
+        self, recipe: Recipe, dtype: str, device_class: str, catalogue: StaticCatalogue | None = None
+    ) -> Gap | None:
         """None when the recipe's own proof (the whole engine against the reference recipe) is current, else why not."""
         catalogue = enumerate_static() if catalogue is None else catalogue
         proof = self.latest((RECIPE, recipe.name, options_key({}), ENGINE, dtype, device_class))
@@ -107,7 +115,9 @@ class Ledger:
             return Gap(ENGINE, dtype, {}, "stale", "; ".join(changed))
         return None if proof.status == "passed" else Gap(ENGINE, dtype, {}, proof.status, proof.message)
 
-    def gaps(self, variant: StaticVariant, device_class: str, dtype: str, catalogue: StaticCatalogue | None = None) -> list[Gap]:
+    def gaps(
+        self, variant: StaticVariant, device_class: str, dtype: str, catalogue: StaticCatalogue | None = None
+    ) -> list[Gap]:
         """Everything that keeps a variant from being proven on a device and dtype; empty when it is.
 
         Under ``bfloat16_autocast`` the float32 proofs are needed as well: autocast has one property of its own.
@@ -115,7 +125,9 @@ class Ledger:
         catalogue = enumerate_static() if catalogue is None else catalogue
         dtypes = ("float32", "bfloat16_autocast") if dtype == "bfloat16_autocast" else (dtype,)
         if device_class.split(":")[0] not in variant.devices:
-            return [Gap("domain", dtype, {}, "not claimed", f"{variant.key} claims devices {', '.join(variant.devices)}")]
+            return [
+                Gap("domain", dtype, {}, "not claimed", f"{variant.key} claims devices {', '.join(variant.devices)}")
+            ]
         if dtype not in variant.dtypes:
             return [Gap("domain", dtype, {}, "not claimed", f"{variant.key} claims dtypes {', '.join(variant.dtypes)}")]
         found = []
@@ -127,7 +139,9 @@ class Ledger:
                         found.append(gap)
         return found
 
-    def is_proven(self, variant: StaticVariant | str, device_class: str, dtype: str, catalogue: StaticCatalogue | None = None) -> bool:
+    def is_proven(
+        self, variant: StaticVariant | str, device_class: str, dtype: str, catalogue: StaticCatalogue | None = None
+    ) -> bool:
         """True when every property that applies has a current passed proof, at every option set."""
         catalogue = enumerate_static() if catalogue is None else catalogue
         static = catalogue.variants[variant] if isinstance(variant, str) else variant

@@ -81,7 +81,7 @@ def _read(name: str, catalogue: StaticCatalogue) -> Recipe:
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     if not isinstance(table.get("variants"), dict):
-        raise ValueError(f"{path} has no [variants] table of operator = \"variant\"")
+        raise ValueError(f'{path} has no [variants] table of operator = "variant"')
     references = {o.name: o.reference for o in catalogue.operators.values()}
     return Recipe(name, {**references, **table["variants"]}, table.get("options", {}))
 

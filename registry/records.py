@@ -40,7 +40,12 @@ def options_key(options: Mapping[str, Any]) -> str:
 
 def environment() -> dict[str, Any]:
     """What numbers depend on and may be published: versions and the processor's architecture."""
-    return {"torch": version("torch"), "python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    return {
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,9 @@ class Proof:
         if self.status == "passed":
             numbers = (self.worst_error, self.budget_used)
             if any(n is None or not math.isfinite(n) for n in numbers) or self.checks < 1 or self.cases < 1:
-                raise ValueError(f"{self.label}: passed needs a worst error, a budget used and at least one case checked")
+                raise ValueError(
+                    f"{self.label}: passed needs a worst error, a budget used and at least one case checked"
+                )
             if self.budget_used is not None and not 0 <= self.budget_used <= 1:
                 raise ValueError(f"{self.label}: passed with budget used {self.budget_used}, which is not within 0..1")
         elif not self.message:

@@ -48,7 +48,9 @@ def device_class(device: Any) -> str:
     import torch
 
     if not torch.cuda.is_available():
-        raise ValueError(f"no CUDA device here for --device {name}; use --device cpu, or a machine and a torch build with CUDA")
+        raise ValueError(
+            f"no CUDA device here for --device {name}; use --device cpu, or a machine and a torch build with CUDA"
+        )
     index = name.partition(":")[2]
     count = torch.cuda.device_count()
     if index and (not index.isdigit() or int(index) >= count):
@@ -58,7 +60,11 @@ def device_class(device: Any) -> str:
 
 
 def resolve(
-    recipe: Recipe | str, device: Any = "cpu", dtype: str = "float32", catalogue: Catalogue | None = None, ledger: Ledger | None = None
+    recipe: Recipe | str,
+    device: Any = "cpu",
+    dtype: str = "float32",
+    catalogue: Catalogue | None = None,
+    ledger: Ledger | None = None,
 ) -> Resolved:
     """The recipe's callables for a device and dtype, every one proven there.
 
@@ -95,7 +101,8 @@ def check_dtype(dtype: str) -> None:
 def refusal(variant: StaticVariant, gaps: list[Gap], device: str, dtype: str, ledger: Ledger) -> str:
     """One line: the variant, the property, what is missing or changed, and the command that proves it."""
     more = f" (and {len(gaps) - 1} more)" if len(gaps) > 1 else ""
-    return f"{variant.key} is not proven on {device} {dtype}: {gaps[0]}{more}; prove it with: {command(variant, device, dtype, ledger)}"
+    remedy = command(variant, device, dtype, ledger)
+    return f"{variant.key} is not proven on {device} {dtype}: {gaps[0]}{more}; prove it with: {remedy}"
 
 
 def command(variant: StaticVariant, device: str, dtype: str, ledger: Ledger) -> str:
@@ -104,15 +111,22 @@ def command(variant: StaticVariant, device: str, dtype: str, ledger: Ledger) -> 
     target = "" if default else f" --ledger {ledger.folder}"
     # Under autocast the float32 proofs count too, so both are named by leaving the dtype to the default.
     chosen = "" if dtype == "bfloat16_autocast" else f" --dtype {dtype}"
-    return f"python -m proofs --operator {variant.operator} --variant {variant.name} --device {device.partition(':')[0]}{chosen}{target}"
+    where = device.partition(":")[0]
+    return f"python -m proofs --operator {variant.operator} --variant {variant.name} --device {where}{chosen}{target}"
 
 
-def proofs_used(bound: Mapping[str, Bound], ledger: Ledger, where: str, dtype: str, static: StaticCatalogue) -> Iterator[Proof]:
+def proofs_used(
+    bound: Mapping[str, Bound], ledger: Ledger, where: str, dtype: str, static: StaticCatalogue
+) -> Iterator[Proof]:
     """The records that a resolved recipe stands on."""
     for operator, each in bound.items():
         needed = {(d, p) for d in ("float32", dtype) for p in static.required(static.variants[each.variant.key], d)}
         if dtype != "bfloat16_autocast":
             needed = {(d, p) for d, p in needed if d == dtype}
         for proof in ledger.records(operator).values():
-            if proof.variant == each.variant.name and proof.device_class == where and (proof.dtype, proof.property) in needed:
+            if (
+                proof.variant == each.variant.name
+                and proof.device_class == where
+                and (proof.dtype, proof.property) in needed
+            ):
                 yield proof

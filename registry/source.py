@@ -165,12 +165,16 @@ class Sources:
 
     def closure_of(self, module: str, node: ast.AST) -> dict[str, str]:
         """The same for an expression of a module: the expression itself and all it reaches."""
-        found = {f"{module}:<expression>": digest(canonical(node))}
-        source = self.module(module)
-        if source is not None:
-            for chain in _chains(node):
-                self._follow(source, chain, found)
-        return found
+        text = canonical(node)
+        key = (module, text)
+        if key not in self._closures:
+            found = {f"{module}:<expression>": digest(text)}
+            source = self.module(module)
+            if source is not None:
+                for chain in _chains(node):
+                    self._follow(source, chain, found)
+            self._closures[key] = found
+        return self._closures[key]
 
     def _visit(self, module: str, name: str, found: dict[str, str], without: tuple[str, ...] = ()) -> None:
         source = self.module(module)
@@ -193,9 +197,12 @@ class Sources:
 
     def contract(self, module: str, name: str, without: tuple[str, ...]) -> dict[str, str]:
         """The closure of a decorated definition, less the named keywords of its decorators."""
-        found: dict[str, str] = {}
-        self._visit(module, name, found, without)
-        return found
+        key = (module, f"{name} less {','.join(without)}")
+        if key not in self._closures:
+            found: dict[str, str] = {}
+            self._visit(module, name, found, without)
+            self._closures[key] = found
+        return self._closures[key]
 
     def _visit_import(self, source: ModuleSource, statement: ast.stmt, name: str, found: dict[str, str]) -> None:
         target = self._import_target(source, statement, name)
@@ -219,7 +226,9 @@ class Sources:
 
     def _resolves(self, module: str, name: str) -> bool:
         source = self.module(module)
-        return source is not None and (name in source.bindings or any(self._resolves(star, name) for star in source.stars))
+        return source is not None and (
+            name in source.bindings or any(self._resolves(star, name) for star in source.stars)
+        )
 
     def _references(self, source: ModuleSource, statement: ast.stmt) -> Iterator[tuple[str, ...]]:
         """Attribute chains of global names that a statement uses; annotations do not count."""
@@ -232,7 +241,8 @@ class Sources:
         for decorator in statement.decorator_list:
             callee = decorator.func if isinstance(decorator, ast.Call) else decorator
             if isinstance(decorator, ast.Call) and self.definition(source, _chain(callee)) in DECORATORS:
-                outside += [keyword.value for keyword in decorator.keywords]
+                # A tolerance is a role of its own: who only calls the operator does not depend on it.
+                outside += [keyword.value for keyword in decorator.keywords if keyword.arg != "tolerance"]
             else:
                 outside.append(decorator)
         if isinstance(statement, ast.ClassDef):

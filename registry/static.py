@@ -87,8 +87,10 @@ class StaticCatalogue:
             "torch": version("torch"),
         }
 
-    def recipe_fingerprint(self, variants: Mapping[str, str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """The same for a whole recipe: its variants with their options, the engine, the engine's tolerance and its proof."""
+    def recipe_fingerprint(
+        self, variants: Mapping[str, str], options: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """The same for a whole recipe: its variants with their options, the engine, its tolerance and its proof."""
         own: dict[str, str] = {}
         references: dict[str, str] = {}
         for operator, name in sorted(variants.items()):

@@ -68,7 +68,9 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def map_leaves(function: Callable[[str, Any], Any], value: Any, prefix: str = "") -> Any:
     """Rebuild ``value`` with every leaf replaced by ``function(name, leaf)``."""
     if isinstance(value, Mapping):
-        entries = {key: map_leaves(function, item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()}
+        entries = {
+            key: map_leaves(function, item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items()
+        }
         return Bundle(entries) if isinstance(value, Bundle) else entries
     if isinstance(value, (tuple, list)):
         items = [map_leaves(function, item, f"{prefix}.{i}" if prefix else str(i)) for i, item in enumerate(value)]

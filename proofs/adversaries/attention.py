@@ -150,7 +150,10 @@ def bf16_products(q, k, v, carry):
 @registry.variant(operator="attention", name="tf32_products")
 def tf32_products(q, k, v, carry):
     """20. Inputs rounded to TF32's ten bits."""
-    rounded = [((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).to(x.dtype) for x in (k.detach(), v.detach())]
+    rounded = [
+        ((x.float().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32).to(x.dtype)
+        for x in (k.detach(), v.detach())
+    ]
     S, z = states(k + (rounded[0] - k).detach(), v + (rounded[1] - v).detach(), carry)
     return from_states(q, S, z), (S[:, -1].clone(), z[:, -1].clone())
 
@@ -243,7 +246,12 @@ def frame_walk(q, k, v, carry):
     frame = sys._getframe()
     while frame is not None:
         for value in frame.f_locals.values():
-            if torch.is_tensor(value) and value.dtype is torch.float64 and value.shape == q.shape and q.dtype is not torch.float64:
+            if (
+                torch.is_tensor(value)
+                and value.dtype is torch.float64
+                and value.shape == q.shape
+                and q.dtype is not torch.float64
+            ):
                 return value.to(q.dtype), right(q, k, v, carry)[1]
         frame = frame.f_back
     return torch.zeros_like(q) + 0 * q, right(q, k, v, carry)[1]
@@ -538,7 +546,10 @@ def no_zero_rule(q, k, v, carry):
     """44. Divides by small denominators instead of returning 0."""
     S, z = states(k, v, carry)
     den = (q * z).sum(-1, keepdim=True)
-    return (q.unsqueeze(-2) @ S).squeeze(-2) / torch.where(den == 0, torch.ones_like(den), den), (S[:, -1].clone(), z[:, -1].clone())
+    return (q.unsqueeze(-2) @ S).squeeze(-2) / torch.where(den == 0, torch.ones_like(den), den), (
+        S[:, -1].clone(),
+        z[:, -1].clone(),
+    )
 
 
 @registry.variant(operator="attention", name="carry_gradient_missing")
@@ -674,7 +685,11 @@ def contiguous_inputs(q, k, v, carry):
     return right(q, k, flat, carry)
 
 
-@registry.variant(operator="attention", name="claims_little_memory", memory_bound=lambda sizes, itemsize: 4 * itemsize * sizes["G"] * sizes["C"] * sizes["K"])
+@registry.variant(
+    operator="attention",
+    name="claims_little_memory",
+    memory_bound=lambda sizes, itemsize: 4 * itemsize * sizes["G"] * sizes["C"] * sizes["K"],
+)
 def claims_little_memory(q, k, v, carry):
     """63. Claims flat memory and materialises every state."""
     return right(q, k, v, carry)

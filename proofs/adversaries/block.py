@@ -13,7 +13,9 @@ from fractus.kuramoto import start_phases, velocity, wrap
 def finish(parameters, h, theta, routing):
     """The mixture on top of the attention's output."""
     x = norm(parameters, "norm_moe", h)
-    out, balance = parameters["moe"](x, routing, below(parameters, "moe."), parameters["top_k"], parameters["concentration"])
+    out, balance = parameters["moe"](
+        x, routing, below(parameters, "moe."), parameters["top_k"], parameters["concentration"]
+    )
     return h + out, balance
 
 
@@ -99,7 +101,10 @@ def euler(parameters, h, carry):
 
     def step(p, x):
         theta = start_phases(norm(p, "norm_kur", x), p["kuramoto.omega"].shape[0])
-        return wrap(theta + 0.1 * velocity(theta, p["kuramoto.omega"], p["kuramoto.coupling_u"], p["kuramoto.coupling_lambda"], 0.01))
+        return wrap(
+            theta
+            + 0.1 * velocity(theta, p["kuramoto.omega"], p["kuramoto.coupling_u"], p["kuramoto.coupling_lambda"], 0.01)
+        )
 
     return composed(parameters, h, carry, clock=step)
 

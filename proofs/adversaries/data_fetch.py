@@ -78,7 +78,9 @@ def overlapping_outputs(shard, start, batch, seq):
     return both[:-1].view(batch, seq), both[1:].view(batch, seq)
 
 
-@registry.variant(operator="data_fetch", name="whole_shard_copied", memory_bound=lambda sizes, itemsize: 16 * sizes["B"] * sizes["T"])
+@registry.variant(
+    operator="data_fetch", name="whole_shard_copied", memory_bound=lambda sizes, itemsize: 16 * sizes["B"] * sizes["T"]
+)
 def whole_shard_copied(shard, start, batch, seq):
     """51. Copies the whole shard at each fetch, and claims to copy a window."""
     array = np.asarray(shard).astype(np.int64)

@@ -18,12 +18,16 @@ def apply(hidden, experts, ids, activation=lambda x: gelu(x, approximate="tanh")
             inner = activation(hidden @ experts["w1"][e] + experts["b1"][e])
             outputs.append(inner @ experts["w2"][e] + experts["b2"][e])
         else:
-            inner = activation(experts["scale1"][e] * ((hidden @ experts["V1"][e]) @ experts["U1"][e].T) + experts["b1"][e])
+            inner = activation(
+                experts["scale1"][e] * ((hidden @ experts["V1"][e]) @ experts["U1"][e].T) + experts["b1"][e]
+            )
             outputs.append(experts["scale2"][e] * ((inner @ experts["V2"][e]) @ experts["U2"][e].T) + experts["b2"][e])
     return torch.stack(outputs)
 
 
-def mixture(hidden, phases, experts, top_k, concentration, *, renormalise=True, offset=0, detach=False, activation=None):
+def mixture(
+    hidden, phases, experts, top_k, concentration, *, renormalise=True, offset=0, detach=False, activation=None
+):
     """The dense form with something to go wrong in each part."""
     B, C, _ = hidden.shape
     full = gates(phases.expand(B, C, -1), experts["expert_phases"], concentration)
@@ -193,5 +197,7 @@ def row_loop(hidden, phases, experts, top_k, concentration):
     rows = []
     for b in range(hidden.shape[0]):
         outputs = apply(hidden[b : b + 1], experts, ids[b].tolist())
-        rows.append(torch.einsum("bpk,kbcd->bcd" if weights.shape[1] == 1 else "bck,kbcd->bcd", weights[b : b + 1], outputs))
+        rows.append(
+            torch.einsum("bpk,kbcd->bcd" if weights.shape[1] == 1 else "bck,kbcd->bcd", weights[b : b + 1], outputs)
+        )
     return torch.cat(rows), load_balance(full)

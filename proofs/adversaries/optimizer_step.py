@@ -8,7 +8,20 @@ import registry
 from fractus.operators.optimizer_step import total_norm, trained
 
 
-def step(parameters, state, lr, momentum, max_norm, *, clip=True, epsilon=1e-6, nesterov=False, decay=0.0, damp=0.0, each=False):
+def step(
+    parameters,
+    state,
+    lr,
+    momentum,
+    max_norm,
+    *,
+    clip=True,
+    epsilon=1e-6,
+    nesterov=False,
+    decay=0.0,
+    damp=0.0,
+    each=False,
+):
     """SGD with momentum after a clip, with something to go wrong in each part."""
     with torch.no_grad():
         triples = trained(parameters, state)

@@ -73,7 +73,9 @@ def one_draw_for_all(hidden, weight, temperature, generator):
 @registry.variant(operator="sampler", name="pairs_share_a_draw")
 def pairs_share_a_draw(hidden, weight, temperature, generator):
     """49. Neighbouring rows share a uniform number."""
-    u = torch.rand(-(-hidden.shape[0] // 2), generator=generator, dtype=torch.float64).repeat_interleave(2)[: hidden.shape[0], None]
+    u = torch.rand(-(-hidden.shape[0] // 2), generator=generator, dtype=torch.float64).repeat_interleave(2)[
+        : hidden.shape[0], None
+    ]
     p = probabilities(hidden.double(), weight.double(), temperature).cumsum(-1)
     return (p < u).sum(-1).clamp_max(weight.shape[0] - 1)
 

@@ -1,1 +1,1 @@
-"""One module a property: ``check(session)`` returns nothing and raises ``Rejection`` where the property does not hold."""
+"""One module a property: ``check(session)`` raises ``Rejection`` where the property does not hold."""

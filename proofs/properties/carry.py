@@ -1,4 +1,4 @@
-"""carry: one long run and its splits agree; 64 consecutive chunks stay with the reference, drift against float64 recorded.
+"""carry: one long run and its splits agree; 64 consecutive chunks stay with the reference, their drift recorded.
 
 Attention: outputs, final carry and gradients into the initial carry. Every operator with a carry: each chunk's
 outputs and carry against float64 over the whole chain, c growing with the root of the tokens. Not shown: more
@@ -60,7 +60,7 @@ def _splits(session: Session, drawn: Drawn) -> None:
 
 
 def chain(session: Session, chunks: int) -> None:
-    """Feed each chunk the carry of the one before, in the variant, the reference and the oracle; compare every chunk."""
+    """Feed each chunk the carry of the one before, in variant, reference and oracle; compare every chunk."""
     operator = session.operator
     case = _chain_case(session)
     first = session.draw(case, 40)
@@ -76,13 +76,23 @@ def chain(session: Session, chunks: int) -> None:
         own = session.judge.run({**drawn.arguments, "carry": reference}, [], [], session.judge.torch_dtype)
         answer = session.ask({**drawn.arguments, "carry": variant})
         assert "carry" in names
-        session.compare(answer, _truths(session, own, truth), drawn, note=f"chunk {index + 1} of {chunks}", grow=math.sqrt(index + 1))
+        session.compare(
+            answer,
+            _truths(session, own, truth),
+            drawn,
+            note=f"chunk {index + 1} of {chunks}",
+            grow=math.sqrt(index + 1),
+        )
         named = dict(zip(operator.outputs, answer["outputs"], strict=True))
         variant = _carried(session, named, drawn.arguments["carry"])
         reference = _carried(session, own.outputs, drawn.arguments["carry"])
         oracle = _carried(session, truth.outputs, oracle)
         drift.append(_drift(session, named, truth))
-    points = sorted({round(chunks ** (i / 32)) - 1 for i in range(33)}) if session.long else [0, chunks // 4, chunks // 2, chunks - 1]
+    points = (
+        sorted({round(chunks ** (i / 32)) - 1 for i in range(33)})
+        if session.long
+        else [0, chunks // 4, chunks // 2, chunks - 1]
+    )
     session.tally.details["drift"] = [{"chunk": i + 1, **drift[i]} for i in points]
 
 
@@ -127,4 +137,3 @@ def _drift(session: Session, named: dict[str, Any], truth: Raw) -> dict[str, flo
         if oracle.dtype.is_floating_point and output not in session.operator.circular:
             found[output] = float((named[output].double() - oracle).norm() / oracle.norm().clamp_min(1e-300))
     return found
-

@@ -45,7 +45,14 @@ def _outputs(session: Session, drawn: Drawn, t: int, base: list[torch.Tensor]) -
         answer = session.ask(map_leaves(change, drawn.arguments))
         for output, before, after in zip(session.operator.outputs, base, answer["outputs"], strict=True):
             if output in axes:
-                _same(session, drawn, t, f"{output} before token {t} when {name}[{t}] changes", _early(before, axes[output], t), _early(after, axes[output], t))
+                _same(
+                    session,
+                    drawn,
+                    t,
+                    f"{output} before token {t} when {name}[{t}] changes",
+                    _early(before, axes[output], t),
+                    _early(after, axes[output], t),
+                )
 
 
 def _early(tensor: torch.Tensor, axis: int, t: int) -> torch.Tensor:
@@ -57,7 +64,12 @@ def _same(session: Session, drawn: Drawn, t: int, what: str, before: torch.Tenso
     allowed = session.operator.tolerance.c * session.judge.eps * before.double().abs().max().item()
     session.tally.checks += 1
     if not difference <= allowed:
-        raise Rejection("mismatch", f"{what}: moves by {difference:.3g} ({drawn.where})", where=f"token {t}, {drawn.where}", error=difference)
+        raise Rejection(
+            "mismatch",
+            f"{what}: moves by {difference:.3g} ({drawn.where})",
+            where=f"token {t}, {drawn.where}",
+            error=difference,
+        )
 
 
 def _gradients(session: Session, drawn: Drawn, t: int) -> None:
@@ -80,4 +92,9 @@ def _gradients(session: Session, drawn: Drawn, t: int) -> None:
         late = grads[name].narrow(axes[name], t, grads[name].shape[axes[name]] - t).abs().max().item()
         session.tally.checks += 1
         if not late == 0:
-            raise Rejection("mismatch", f"gradient of {name} at or after token {t} is {late:.3g} for a loss of earlier tokens ({drawn.where})", where=f"d{name}, {drawn.where}", error=late)
+            raise Rejection(
+                "mismatch",
+                f"gradient of {name} at or after token {t} is {late:.3g} for a loss of earlier tokens ({drawn.where})",
+                where=f"d{name}, {drawn.where}",
+                error=late,
+            )

@@ -50,7 +50,17 @@ def equal(session: Session, name: str, first: Any, other: Any) -> None:
         return
     difference = (a.double() - b.double()).abs().max().item()
     if session.claims.determinism == "bitwise":
-        raise Rejection("mismatch", f"{name} differs between runs by {difference:.3g}, bitwise is claimed", where=name, error=difference)
+        raise Rejection(
+            "mismatch",
+            f"{name} differs between runs by {difference:.3g}, bitwise is claimed",
+            where=name,
+            error=difference,
+        )
     allowed = session.operator.tolerance.c * session.judge.eps * a.double().abs().max().item()
     if not difference <= allowed or math.isnan(difference):
-        raise Rejection("mismatch", f"{name} differs between runs by {difference:.3g}, over its budget {allowed:.3g}", where=name, error=difference)
+        raise Rejection(
+            "mismatch",
+            f"{name} differs between runs by {difference:.3g}, over its budget {allowed:.3g}",
+            where=name,
+            error=difference,
+        )

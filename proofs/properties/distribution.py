@@ -46,9 +46,15 @@ def _form(session: Session, drawn: Drawn) -> None:
     rows, vocabulary = drawn.arguments["hidden"].shape[0], drawn.arguments["weight"].shape[0]
     tokens = _tokens(session, drawn.arguments, 1)
     if not isinstance(tokens, torch.Tensor) or tokens.dtype is not torch.int64:
-        raise Rejection("wrong_dtype", f"tokens are {getattr(tokens, 'dtype', type(tokens))}, not int64 ({drawn.where})", where=drawn.where)
+        raise Rejection(
+            "wrong_dtype",
+            f"tokens are {getattr(tokens, 'dtype', type(tokens))}, not int64 ({drawn.where})",
+            where=drawn.where,
+        )
     if tuple(tokens.shape) != (rows,):
-        raise Rejection("wrong_shape", f"tokens have shape {tuple(tokens.shape)}, not ({rows},) ({drawn.where})", where=drawn.where)
+        raise Rejection(
+            "wrong_shape", f"tokens have shape {tuple(tokens.shape)}, not ({rows},) ({drawn.where})", where=drawn.where
+        )
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
         raise Rejection("mismatch", f"a token lies outside 0..{vocabulary - 1} ({drawn.where})", where=drawn.where)
     session.tally.checks += 1
@@ -67,7 +73,11 @@ def _generator(session: Session, drawn: Drawn) -> None:
         raise Rejection("leaked_state", f"changes {', '.join(answer['changed'])} ({drawn.where})", where=drawn.where)
     same = [_tokens(session, drawn.arguments, 5) for _ in range(2)]
     if not torch.equal(same[0], same[1]) or not torch.equal(same[0], answer["first"][0]):
-        raise Rejection("mismatch", f"the same generator state gives other tokens: it is not the only source ({drawn.where})", where=drawn.where)
+        raise Rejection(
+            "mismatch",
+            f"the same generator state gives other tokens: it is not the only source ({drawn.where})",
+            where=drawn.where,
+        )
     session.tally.checks += 1
 
 
@@ -94,7 +104,9 @@ def p_value(counts: np.ndarray[Any, Any], probabilities: np.ndarray[Any, Any]) -
     if len(merged_counts) < 2:
         return 1.0
     scale = sum(merged_counts) / sum(merged_expected)
-    statistic = sum((count - mean * scale) ** 2 / (mean * scale) for count, mean in zip(merged_counts, merged_expected, strict=True))
+    statistic = sum(
+        (count - mean * scale) ** 2 / (mean * scale) for count, mean in zip(merged_counts, merged_expected, strict=True)
+    )
     return chi_squared_tail(statistic, len(merged_counts) - 1)
 
 
@@ -127,7 +139,12 @@ def _fit(session: Session, case: Case) -> None:
     counts = np.stack([np.bincount(row, minlength=vocabulary) for row in tokens])
     _accept(session, drawn, "token ids over all rows", p_value_of_sum(counts, exact))
     order = np.argsort(-exact, axis=1)
-    _accept(session, drawn, "ranks of probability", p_value_of_sum(np.take_along_axis(counts, order, 1), np.take_along_axis(exact, order, 1)))
+    _accept(
+        session,
+        drawn,
+        "ranks of probability",
+        p_value_of_sum(np.take_along_axis(counts, order, 1), np.take_along_axis(exact, order, 1)),
+    )
     for row in range(min(4, len(counts))):
         _accept(session, drawn, f"row {row}", p_value(counts[row], exact[row]))
 
@@ -152,7 +169,12 @@ def _accept(session: Session, drawn: Drawn, what: str, p: float) -> None:
     session.tally.cases.add(drawn.case.name)
     session.tally.details["smallest_p"] = min(p, session.tally.details.get("smallest_p", 1.0))
     if p < ALARM / TESTS:
-        raise Rejection("mismatch", f"{what} do not follow the exact probabilities: p = {p:.3g} ({drawn.where})", where=f"{what}, {drawn.where}", error=p)
+        raise Rejection(
+            "mismatch",
+            f"{what} do not follow the exact probabilities: p = {p:.3g} ({drawn.where})",
+            where=f"{what}, {drawn.where}",
+            error=p,
+        )
 
 
 def _independent(session: Session) -> None:

@@ -45,7 +45,13 @@ def _one(session: Session, drawn: Drawn, key: str, cotangents: Cotangents, layou
     expected = session.judge.expected(drawn, cotangents, key=key)
     if drawn.seed == 0:
         check_case(session, drawn, expected, gradients=True)
-    answer = session.ask(drawn.arguments, grad=names, cotangents=cotangents, cotangent_layout=layout, return_inputs=drawn.case.kind != "real")
+    answer = session.ask(
+        drawn.arguments,
+        grad=names,
+        cotangents=cotangents,
+        cotangent_layout=layout,
+        return_inputs=drawn.case.kind != "real",
+    )
     for index, (grads, truth) in enumerate(zip(answer["grads"], expected.grads, strict=True)):
         note = f"{layout} {key} cotangent" + (", second backward" if index else "")
         session.compare_grads(grads, truth, drawn, note)
@@ -64,8 +70,15 @@ def _one_at_a_time(session: Session, drawn: Drawn) -> None:
     cotangents = [session.judge.cotangents(drawn)]
     truth = session.judge.expected(drawn, cotangents, key="random").grads[0]
     for name in names[:12]:
-        for wanted, note in (([n for n in names if n != name], f"{name} without gradient"), ([name], f"only {name} with gradient")):
+        for wanted, note in (
+            ([n for n in names if n != name], f"{name} without gradient"),
+            ([name], f"only {name} with gradient"),
+        ):
             answer = session.ask(drawn.arguments, grad=wanted, cotangents=cotangents)
             if not wanted and any(answer["requires_grad"]):
-                raise Rejection("mismatch", f"an output requires a gradient although no input does ({drawn.where})", where=drawn.where)
+                raise Rejection(
+                    "mismatch",
+                    f"an output requires a gradient although no input does ({drawn.where})",
+                    where=drawn.where,
+                )
             session.compare_grads(answer["grads"][0], {n: truth[n] for n in wanted}, drawn, note)

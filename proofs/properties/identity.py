@@ -24,7 +24,11 @@ def check(session: Session) -> None:
         if not answer["own_ran"]:
             raise Rejection("fell_back", f"the variant's own function did not run ({drawn.where})", where=drawn.where)
         if answer["reference_ran"] and not is_reference and not _declared(session, drawn.arguments):
-            raise Rejection("fell_back", f"falls back to the reference {session.operator.reference} without declaring it ({drawn.where})", where=drawn.where)
+            raise Rejection(
+                "fell_back",
+                f"falls back to the reference {session.operator.reference} without declaring it ({drawn.where})",
+                where=drawn.where,
+            )
 
 
 def _declared(session: Session, arguments: dict[str, object]) -> bool:

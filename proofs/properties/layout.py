@@ -10,7 +10,7 @@ import torch
 from proofs.judge import Drawn
 from proofs.properties.determinism import equal
 from proofs.session import LAYOUTS, Session
-from registry import leaves, map_leaves
+from registry import map_leaves
 
 
 def check(session: Session) -> None:

@@ -1,6 +1,6 @@
 """memory: peak bytes above inputs and outputs stay under the bound that the variant declares, as the size grows.
 
-Not shown: sizes beyond those measured, fragmentation, and memory below two MiB, which the kernel's counter does not resolve.
+Not shown: sizes beyond those measured, fragmentation, and memory below two MiB, which the counter does not resolve.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ def check(session: Session) -> None:
         session.tally.cases.add(grown.name)
         session.tally.details[f"{growing}={grown.sizes[growing]}"] = {"peak_bytes": above, "bound_bytes": bound}
         if used > 1:
-            raise Rejection("over_memory", f"needs {above} bytes above inputs and outputs, declares {bound} ({drawn.where})", where=drawn.where, error=float(above), used=used)
+            raise Rejection(
+                "over_memory",
+                f"needs {above} bytes above inputs and outputs, declares {bound} ({drawn.where})",
+                where=drawn.where,
+                error=float(above),
+                used=used,
+            )
         if used > session.tally.budget_used:
             session.tally.budget_used, session.tally.where = used, drawn.where

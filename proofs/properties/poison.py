@@ -27,4 +27,6 @@ def check(session: Session) -> None:
             except Rejection as rejection:
                 clean = session.ask(drawn.arguments, grad=names, cotangents=cotangents)
                 session.compare(clean, expected, drawn)
-                raise Rejection("not_written", f"reads memory it did not write: {rejection.message}", where=rejection.where) from rejection
+                raise Rejection(
+                    "not_written", f"reads memory it did not write: {rejection.message}", where=rejection.where
+                ) from rejection

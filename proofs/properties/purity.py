@@ -29,13 +29,21 @@ def check(session: Session) -> None:
         names = session.judge.differentiable(drawn.arguments) if session.claims.grad else []
         cotangents = [session.judge.cotangents(drawn)] if names else []
         answer = session.ask(
-            drawn.arguments, observe=True, return_inputs=True, repeats=2, grad=names, cotangents=cotangents, check_names=True
+            drawn.arguments,
+            observe=True,
+            return_inputs=True,
+            repeats=2,
+            grad=names,
+            cotangents=cotangents,
+            check_names=True,
         )
         _observed(session, drawn, answer)
         if session.operator.mutates:
             continue
         if not session.operator.probabilities:
-            session.compare(answer, expected, drawn, key="first", note="the first call's output, read after the second call")
+            session.compare(
+                answer, expected, drawn, key="first", note="the first call's output, read after the second call"
+            )
     if not session.operator.mutates and not session.operator.probabilities:
         _many_calls(session)
         _overwritten_inputs(session)
@@ -46,13 +54,21 @@ def _observed(session: Session, drawn: Drawn, answer: dict[str, Any]) -> None:
     names = session.judge.argument_names()
     touched = [name for name in answer["touched"] if names[int(name.split(".")[0])] not in session.operator.mutates]
     if touched:
-        raise Rejection("mutated_input", f"writes to its input {_readable(names, touched[0])} ({drawn.where})", where=drawn.where)
+        raise Rejection(
+            "mutated_input", f"writes to its input {_readable(names, touched[0])} ({drawn.where})", where=drawn.where
+        )
     if answer["aliased"] and not session.operator.mutates:
         raise Rejection("aliased", f"{answer['aliased'][0]} ({drawn.where})", where=drawn.where)
     if answer["changed"]:
-        raise Rejection("leaked_state", f"leaves behind a change of {', '.join(answer['changed'])} ({drawn.where})", where=drawn.where)
+        raise Rejection(
+            "leaked_state",
+            f"leaves behind a change of {', '.join(answer['changed'])} ({drawn.where})",
+            where=drawn.where,
+        )
     if answer["patched"]:
-        raise Rejection("leaked_state", f"replaces {', '.join(answer['patched'][:4])} ({drawn.where})", where=drawn.where)
+        raise Rejection(
+            "leaked_state", f"replaces {', '.join(answer['patched'][:4])} ({drawn.where})", where=drawn.where
+        )
     session.tally.checks += 1
     session.tally.cases.add(drawn.case.name)
 
@@ -65,13 +81,19 @@ def _readable(names: tuple[str, ...], name: str) -> str:
 def unchanged(session: Session, drawn: Drawn, after: Sequence[Any], note: str) -> None:
     """Every input leaf that the operator does not declare as mutated holds the bits it was sent with."""
     for (name, before), value in zip(drawn.arguments.items(), after, strict=True):
-        if name in session.operator.mutates or (name == "shard" and session.operator.name == "data_fetch" and not isinstance(value, type(before))):
+        if name in session.operator.mutates or (
+            name == "shard" and session.operator.name == "data_fetch" and not isinstance(value, type(before))
+        ):
             continue
         for (leaf, sent), (_, now) in zip(leaves(before, name), leaves(value, name), strict=True):
             if isinstance(sent, torch.Tensor) and isinstance(now, torch.Tensor):
                 same = sent.shape == now.shape and sent.dtype == now.dtype and bool(_same_bits(sent, now))
                 if not same and sent.dtype == now.dtype:
-                    raise Rejection("mutated_input", f"changes its input {leaf} {note} ({drawn.where})", where=f"{leaf}, {drawn.where}")
+                    raise Rejection(
+                        "mutated_input",
+                        f"changes its input {leaf} {note} ({drawn.where})",
+                        where=f"{leaf}, {drawn.where}",
+                    )
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -94,11 +116,13 @@ def _many_calls(session: Session) -> None:
         session.compare(session.ask(drawn.arguments), session.judge.expected(drawn), drawn, note=f"call {call + 1}")
     answer = session.ask(first.arguments, repeats=REPEATS)
     for key in ("first", "outputs"):
-        session.compare(answer, session.judge.expected(first), first, key=key, note=f"{REPEATS} calls on the same tensors, {key}")
+        session.compare(
+            answer, session.judge.expected(first), first, key=key, note=f"{REPEATS} calls on the same tensors, {key}"
+        )
 
 
 def _overwritten_inputs(session: Session) -> None:
-    """Other values in the same tensors: a cache by pointer, identity or a summary of the content would answer the old ones."""
+    """Other values in the same tensors: a cache by pointer, identity or a digest would answer the old ones."""
     for case in session.cases(("small", "ragged")):
         drawn = session.draw(case, 13)
         if session.outside(drawn.arguments) is not None:
@@ -150,7 +174,11 @@ def _can_change(session: Session, name: str, leaf: Any) -> bool:
     if isinstance(leaf, np.ndarray) or not isinstance(leaf, torch.Tensor):
         return False
     expanded = 0 in leaf.stride() and leaf.numel() > 1
-    return leaf.dtype.is_floating_point and not expanded and name in session.judge.differentiable({name.split(".")[0]: _nested(name, leaf)})
+    return (
+        leaf.dtype.is_floating_point
+        and not expanded
+        and name in session.judge.differentiable({name.split(".")[0]: _nested(name, leaf)})
+    )
 
 
 def _nested(name: str, leaf: Any) -> Any:

@@ -41,9 +41,14 @@ def _finite(session: Session, drawn: Drawn) -> None:
 
 
 def _carries_nan(session: Session, drawn: Drawn) -> None:
-    """One NaN in each floating input at a time, in the middle: where the looped truth is NaN the variant's must not be finite."""
+    """One NaN in each floating input at a time: where the truth carries it the variant's output must not be finite."""
     for name, leaf in list(leaves(drawn.arguments)):
-        if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point or leaf.numel() == 0 or name not in session.judge.differentiable(drawn.arguments):
+        if (
+            not isinstance(leaf, torch.Tensor)
+            or not leaf.dtype.is_floating_point
+            or leaf.numel() == 0
+            or name not in session.judge.differentiable(drawn.arguments)
+        ):
             continue
         if 0 in leaf.stride() and leaf.numel() > 1:
             continue
@@ -61,10 +66,18 @@ def _carries_nan(session: Session, drawn: Drawn) -> None:
         for output, must in _must_be_nan(session, drawn, name).items():
             actual = named[output]
             session.tally.checks += 1
-            hidden = must & torch.isfinite(actual) if isinstance(actual, torch.Tensor) and actual.shape == must.shape else must
+            hidden = (
+                must & torch.isfinite(actual)
+                if isinstance(actual, torch.Tensor) and actual.shape == must.shape
+                else must
+            )
             if bool(hidden.any()):
                 index = [int(i) for i in hidden.nonzero()[0]] if hidden.dim() else []
-                raise Rejection("non_finite", f"hides a NaN of {name}: {output}{index} is {float(actual[tuple(index)]):.6g} ({drawn.where})", where=f"{output}{index}, {drawn.where}")
+                raise Rejection(
+                    "non_finite",
+                    f"hides a NaN of {name}: {output}{index} is {float(actual[tuple(index)]):.6g} ({drawn.where})",
+                    where=f"{output}{index}, {drawn.where}",
+                )
 
 
 def _must_be_nan(session: Session, drawn: Drawn, name: str) -> dict[str, torch.Tensor]:
@@ -84,7 +97,9 @@ def _must_be_nan(session: Session, drawn: Drawn, name: str) -> dict[str, torch.T
         return changed
 
     moved = session.judge.run(map_leaves(nudge, drawn.arguments), [], [], session.judge.torch_dtype).outputs
-    planted = session.judge.run(map_leaves(lambda n, v: _nan(v) if n == name else v, drawn.arguments), [], [], session.judge.torch_dtype).outputs
+    planted = session.judge.run(
+        map_leaves(lambda n, v: _nan(v) if n == name else v, drawn.arguments), [], [], session.judge.torch_dtype
+    ).outputs
     found = {}
     for output, value in base.items():
         if value.dtype.is_floating_point and value.shape == moved[output].shape:

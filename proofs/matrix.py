@@ -1,4 +1,7 @@
-"""The kill matrix: every adversary against the prover, who killed it and how fast; a survivor fails, so does a killed right one."""
+"""The kill matrix: every adversary against the prover, who killed it and how fast.
+
+A survivor fails, and so does a killed right one.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,14 @@ import torch
 from tqdm import tqdm
 
 from proofs.judge import Judge
-from proofs.prover import Claims, Plan, claims_of, judged
-from proofs.session import Session
+from proofs.prover import Plan, claims_of, judged
+from proofs.session import Claims, Session
 from proofs.worker import Worker
 from registry import Catalogue, load
 from registry.records import document
 from registry.settings import settings
 
-FOLDER = Path(__file__).parent
-NOT_ADVERSARIES = {"__init__", "matrix"}
+FOLDER = Path(__file__).parent / "adversaries"
 LIMIT_S, EXAMPLES = 4.0, 6
 MECHANISM = re.compile(r"(RIGHT )?(\d+)\. (.+)")
 Record = dict[str, Any]
@@ -33,19 +35,22 @@ Record = dict[str, Any]
 
 def files() -> list[Path]:
     """The adversary files, one an operator."""
-    return sorted(path for path in FOLDER.glob("*.py") if path.stem not in NOT_ADVERSARIES)
+    return sorted(path for path in FOLDER.glob("*.py") if path.stem != "__init__")
 
 
 def described(claims: Claims) -> tuple[bool, int, str]:
-    """Whether it is a right one, its mechanism's number and what it does; ``ValueError`` when the docstring does not say."""
+    """Whether it is a right one, its mechanism's number and what it does; ``ValueError`` when it does not say."""
     found = MECHANISM.match(claims.summary)
     if not found:
-        raise ValueError(f"adversary {claims.key}: its docstring must begin with 'N. what it does' or 'RIGHT N. ...', not {claims.summary!r}")
+        raise ValueError(
+            f"adversary {claims.key}: its docstring must begin with 'N. what it does' or 'RIGHT N. ...', "
+            f"not {claims.summary!r}"
+        )
     return found[1] is not None, int(found[2]), found[3]
 
 
 def attack(path: Path, name: str, every: bool = False) -> Record:
-    """Run the properties against one adversary: a wrong one until the first kill (or all of them), a right one through all."""
+    """Run the properties on an adversary: a wrong one until a kill (or ``every`` one), a right one to the end."""
     torch.set_num_threads(1)
     plan = Plan(plugins=(path,), limit_s=LIMIT_S, examples=EXAMPLES, real=False)
     claims = next(c for c in claims_of(plan, only_plugins=True) if c.name == name)
@@ -61,7 +66,15 @@ def attack(path: Path, name: str, every: bool = False) -> Record:
                 status, message, *_ = judged(property_name, session)
                 if status != "passed":
                     duration_ms = round(1000 * (time.perf_counter() - started), 1)
-                    kills.append({"property": property_name, "dtype": dtype, "status": status, "message": message, "duration_ms": duration_ms})
+                    kills.append(
+                        {
+                            "property": property_name,
+                            "dtype": dtype,
+                            "status": status,
+                            "message": message,
+                            "duration_ms": duration_ms,
+                        }
+                    )
                     if not every:
                         break
             if kills and not every:
@@ -131,7 +144,10 @@ def run(jobs: int, operator: str = "*", variant: str = "*", out: Path | None = N
         raise ValueError(f"no adversary matches {operator}/{variant}")
     records: list[Record] = []
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool, tqdm(total=len(work), unit="adversary", disable=not sys.stderr.isatty()) as bar:
+    with (
+        ProcessPoolExecutor(max_workers=jobs, mp_context=context) as pool,
+        tqdm(total=len(work), unit="adversary", disable=not sys.stderr.isatty()) as bar,
+    ):
         for future in as_completed([pool.submit(attack, path, name, every) for path, name in work]):
             records.append(future.result())
             bar.update()
@@ -144,9 +160,10 @@ def run(jobs: int, operator: str = "*", variant: str = "*", out: Path | None = N
 
 
 def _tell(records: list[Record]) -> int:
-    for record in records:
-        by = f"{record['killed_by']} ({record['status']}, {record['dtype']}, {record['duration_ms']:.0f} ms)" if record["killed_by"] else "-"
-        print(f"{record['operator']}/{record['adversary']:28} {record['mechanism']:3d} {'right' if record['right'] else 'wrong'} {record['verdict']:7} {by}")
+    for r in records:
+        by = f"{r['killed_by']} ({r['status']}, {r['dtype']}, {r['duration_ms']:.0f} ms)" if r["killed_by"] else "-"
+        kind = "right" if r["right"] else "wrong"
+        print(f"{r['operator']}/{r['adversary']:28} {r['mechanism']:3d} {kind} {r['verdict']:7} {by}")
     for record in wrong_verdicts(records):
         verdict = "a right variant is killed" if record["right"] else "a wrong variant survives"
         print(f"{verdict}: {record['operator']}/{record['adversary']}: {record['what']} {record['message']}")
@@ -155,5 +172,3 @@ def _tell(records: list[Record]) -> int:
     spared = sum(r["verdict"] == "passed" for r in records if r["right"])
     print(f"{killed} of {len(wrong)} wrong variants killed, {spared} of {len(records) - len(wrong)} right ones passed")
     return 1 if wrong_verdicts(records) else 0
-
-
