@@ -20,13 +20,13 @@ ISLANDS, ISLAND_TOKENS = 64, 1 << 16
 FETCHES = 64
 
 
-def make_shard(path: Path, tokens: int) -> None:
+def make_shard(path: Path, tokens: int, vocabulary: int = 50257) -> None:
     """An int32 shard of that length, sparse on disk: islands of random ids in a sea of zeros."""
     shard = np.lib.format.open_memmap(path, mode="w+", dtype=np.int32, shape=(tokens,))
     random = np.random.default_rng(0)
     for start in island_starts(tokens):
         stop = min(tokens, start + ISLAND_TOKENS)
-        shard[start:stop] = random.integers(0, 50257, stop - start, dtype=np.int32)
+        shard[start:stop] = random.integers(0, vocabulary, stop - start, dtype=np.int32)
     shard.flush()
 
 

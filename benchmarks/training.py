@@ -23,7 +23,7 @@ def train(cell: Cell) -> dict[str, Any]:
     B, C, steps = cell.axes["B"], cell.axes["C"], int(cell.extras["steps"])
     with TemporaryDirectory() as folder:
         shard, out, sizes = Path(folder) / "shard.npy", Path(folder) / "out", Path(folder) / "sizes.toml"
-        make_shard(shard, (steps + 2) * B * C + C + 2)
+        make_shard(shard, (steps + 2) * B * C + C + 2, cell.extras["sizes"]["vocab_size"])
         sizes.write_text("".join(f"{k} = {v}\n" for k, v in cell.extras["sizes"].items()), encoding="utf-8")
         command = [
             sys.executable,

@@ -290,6 +290,31 @@ def test_the_list_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (tmp_path / "records").exists()
 
 
+def test_the_trainer_is_measured_by_its_own_metrics(tmp_path: Path) -> None:
+    catalogue, recipe = registry.enumerate_static(), registry.load_recipe("production")
+    proofs = [
+        registry.Proof(
+            operator=operator, variant=name, property=each, options=options, dtype="float32", device_class="cpu",
+            status="passed", cases=1, checks=1, worst_error=0.0, budget_used=0.0,
+            fingerprint=catalogue.fingerprint(catalogue.variants[f"{operator}/{name}"], each),
+        )
+        for operator, name in recipe.variants.items()
+        for each in catalogue.required(catalogue.variants[f"{operator}/{name}"], "float32")
+        for options in catalogue.variants[f"{operator}/{name}"].option_sets()
+    ]  # fmt: skip
+    registry.Ledger(tmp_path).write(proofs)
+    cell = replace(
+        ATTENTION, suite="trainer", kind="trainer", operator="trainer", variant="production", recipe="production",
+        mode="step", axes={"B": 2, "C": 32}, extras={"sizes": QUICK.engine, "steps": 5}, ledger=str(tmp_path),
+    )  # fmt: skip
+    outcome, _ = runner.run(cell, 1 << 40)
+    assert (outcome.status, outcome.reason) == ("measured", "")
+    assert len(outcome.values_s) == 3
+    assert outcome.peak_bytes is not None
+    refused, _ = runner.run(replace(cell, ledger=str(tmp_path / "empty")), 1 << 40)
+    assert "is not proven" in refused.reason
+
+
 def test_engines_are_measured_and_checked(tmp_path: Path) -> None:
     options = ["--suite", "engine", "--quick", "--rounds", "1", "--unproven", "--threads", "1"]
     assert main([*options, "--out", str(tmp_path), "--json", str(tmp_path / "all" / "all.json")]) == 0
