@@ -147,12 +147,14 @@ def _prove(plan: prover.Plan, catalogue: Catalogue, chosen: list[Claims], argume
             if proof.status not in ("passed", "skipped"):
                 tqdm.write(describe(proof), file=sys.stdout)
 
-        proofs = prover.run(plan, work, arguments.jobs, done)
-    if recorded and proofs:
-        ledger.write(proofs)
+        proofs = prover.run(plan, work, arguments.jobs, done, ledger.write if recorded else _forget)
     if not proofs:
         print("everything asked for is proven already (--all proves it again)")
     return proofs
+
+
+def _forget(_: list[Proof]) -> None:
+    """Plug-ins and explorations are not recorded."""
 
 
 def describe(proof: Proof) -> str:

@@ -191,26 +191,42 @@ def _proof(
     )
 
 
-def run(plan: Plan, work: Sequence[Group], jobs: int, done: Callable[[Proof], None]) -> list[Proof]:
-    """Prove all groups, ``jobs`` at a time in processes of their own; ``done`` sees each verdict as it falls."""
+def run(
+    plan: Plan,
+    work: Sequence[Group],
+    jobs: int,
+    done: Callable[[Proof], None],
+    keep: Callable[[list[Proof]], None],
+) -> list[Proof]:
+    """Prove all groups, ``jobs`` at a time in processes of their own.
+
+    ``done`` sees each verdict, ``keep`` the verdicts of each finished group, so that an interrupted run loses little.
+    """
+    proofs: list[Proof] = []
     if jobs <= 1 or len(work) <= 1:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return [proof for group in work for proof in prove_group(plan, group, done)]
+            for group in work:
+                proofs += _kept(prove_group(plan, group, done), keep)
         finally:
             torch.set_num_threads(threads)
-    proofs: list[Proof] = []
+        return proofs
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         max_workers=jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         futures = [pool.submit(prove_group, plan, group, _silent) for group in work]
         for future in as_completed(futures):
-            for proof in future.result():
+            for proof in _kept(future.result(), keep):
                 proofs.append(proof)
                 done(proof)
     return proofs
+
+
+def _kept(found: list[Proof], keep: Callable[[list[Proof]], None]) -> list[Proof]:
+    keep(found)
+    return found
 
 
 def _silent(_: Proof) -> None:
