@@ -144,7 +144,8 @@ def _measure(
         cells = Runner(judge.catalogue, limit_bytes, judge.refusal, progress, machine["environment"]["rates"])
         for suite, each in tables.items():
             records = [record for table in each for record in cells.run(table)]
-            name = f"{suite}.{where.replace(':', '-')}.{profile}.json"
+            dtype = "" if given.dtype == "float32" else f"-{given.dtype}"
+            name = f"{suite}.{where.replace(':', '-')}{dtype}.{profile}.json"
             _write(given.out / name, {**document(records), **machine, "profile": profile})
             every += records
     if given.json is not None:

@@ -92,7 +92,10 @@ QUICK = Profile(
     budget_s=0.25,
     limit_s=90,
     operators={
-        "attention": (Shape(case="quick", axes={"B": 1, "G": 8, "C": 128, "K": 64}, rounds=5),),
+        "attention": (
+            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=5, modes=FORWARD),
+            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=3, modes=TRAINING),
+        ),
         "cross_entropy": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=3),),
         "moe": (Shape(case="quick", axes={"B": 2, **MOE_TINY}, rounds=3, values="one"),),
         "sampler": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=3, modes=FORWARD),),

@@ -35,7 +35,7 @@ class Document:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Suite and device class, by the file's name."""
+        """Suite, and device class with a dtype that is not float32, by the file's name."""
         suite, device, *_ = self.path.name.split(".")
         return suite, device
 

@@ -37,7 +37,8 @@ def label(record: Record) -> str:
     """The row's name: a variant with its options, the null row marked."""
     null = " (null: against itself)" if record.get("null") else ""
     unproven = "" if record.get("proven", True) else " (not proven)"
-    return f"{record['variant']}{null}{unproven}"
+    dtype = "" if record["dtype"] == "float32" else f" {record['dtype']}"
+    return f"{record['variant']}{dtype}{null}{unproven}"
 
 
 def sizes(record: Record) -> str:
