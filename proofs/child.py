@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import fractus.operators  # preloaded once by the fork server, so that a fresh process costs milliseconds  # noqa: F401
 from proofs import wire, world
 from registry import Bound, Catalogue, leaves, load, map_leaves
 
@@ -41,7 +40,8 @@ def serve(connection: Connection, log: str, plugins: list[str], threads: int) ->
     os.closerange(connection.fileno() + 1, 4096)
     torch.set_num_threads(threads)
     _warm_up()
-    names = world.names()
+    # Whatever loading or a call changes counts, at whichever call it is looked at.
+    names, start = world.names(), world.snapshot()
     catalogue = load(plugins=plugins)
     wire.send(connection, {"ready": _listing(catalogue)})
     while True:
@@ -50,7 +50,8 @@ def serve(connection: Connection, log: str, plugins: list[str], threads: int) ->
         except EOFError:
             return
         answer = _OPERATIONS[request["op"]](catalogue, request)
-        if request.get("check_names"):
+        if request.get("observe"):
+            answer["changed"] += [c for c in world.changes(start, world.snapshot()) if c not in answer["changed"]]
             answer["patched"] = world.changes(names, world.names())
         wire.send(connection, answer)
 

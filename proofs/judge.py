@@ -19,7 +19,7 @@ from proofs.budget import EPS, Truth
 from registry import Bound, Case, Catalogue, Operator, leaves, map_leaves
 
 Tree = dict[str, Any]
-MARGIN = {"float32": 1e-4, "float64": 1e-9, "bfloat16_autocast": 5e-2}
+MARGIN = {"float32": 1e-4, "float64": 1e-9, "bfloat16_autocast": 5e-3}
 CACHE_BYTES = 2 << 30
 _STAND_IN = EPS["float64"] / EPS["float32"]
 
@@ -252,7 +252,7 @@ def _to(dtype: torch.dtype) -> Any:
     def convert(_: str, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.dtype.is_floating_point:
             return leaf
-        converted = leaf.to(dtype)
+        converted = leaf.detach().to(dtype)
         if leaf.is_leaf and leaf.grad is not None:
             converted.grad = leaf.grad.to(dtype)
         return converted

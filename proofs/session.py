@@ -97,11 +97,13 @@ class Session:
         fresh: int | None = None,
         long: bool = False,
         real: bool = True,
+        seeds: int = SEEDS,
     ) -> None:
         self.judge, self.worker, self.claims, self.options = judge, worker, claims, options
         self.operator = judge.operator
         self.dtype, self.device = judge.dtype, judge.device
         self.examples, self.fresh, self.long, self.real = examples, fresh, long, real
+        self.seeds_a_case = seeds
         self.tally = Tally()
         self.is_default = all(options[name] == bounds[0] for name, bounds in claims.options.items())
 
@@ -124,7 +126,7 @@ class Session:
 
     def seeds(self, case: Case) -> range:
         """Fresh seeds of a case: one for the 1B shape."""
-        return range(1) if case.kind == "real" else range(SEEDS)
+        return range(1) if case.kind == "real" else range(self.seeds_a_case)
 
     def draw(self, case: Case, seed: int) -> Drawn:
         """Inputs, away from discontinuities; redraws are counted."""
@@ -189,7 +191,7 @@ class Session:
                 where=drawn.where,
             )
         for name, truth in expected.outputs.items():
-            growth = grow * self.growth(name, drawn)
+            growth = grow * self.growth(name, drawn) * self.operator.tolerance.widening(name)
             self.judged(
                 measure(
                     name, named[name], truth, self.operator.tolerance, self.dtype,
@@ -252,7 +254,7 @@ class Session:
                 self.operator.tolerance,
                 self.dtype,
                 keep=self.slices(f"d{name}"),
-                grow=grow,
+                grow=grow * self.operator.tolerance.widening(f"d{name}"),
             )
             self.judged(measured, f"gradient of {name}", drawn, note)
 

@@ -33,7 +33,7 @@ class Rejection(Exception):
 @functools.cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["proofs.child"])
+    context.set_forkserver_preload(["proofs.preload"])
     return context
 
 

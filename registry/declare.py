@@ -5,6 +5,7 @@ The decorators have no side effect: they put a declaration on the function and r
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ class Tolerance:
     Per slice: ``max|variant - oracle| <= k * max|reference - oracle| + c * eps * max|oracle|``, and the same
     for the root mean square. ``reason`` says in words why k and c are what they are. ``exact`` asks for
     equality to the bit. For outputs named in ``grows`` c is multiplied by the square root of the tokens
-    absorbed.
+    absorbed. ``cancelling`` gives outputs and gradients (``d<input>`` globs) whose terms cancel a c of their own.
     """
 
     k: float
@@ -46,12 +47,18 @@ class Tolerance:
     reason: str
     exact: bool = False
     grows: tuple[str, ...] = ()
+    cancelling: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.k < 0 or self.c < 0:
             raise ValueError(f"a tolerance needs k >= 0 and c >= 0, not k={self.k}, c={self.c}")
         if not self.reason.strip():
             raise ValueError("a tolerance needs its reason in words")
+
+    def widening(self, name: str) -> float:
+        """The factor on c for an output, or a gradient ``d<input>``."""
+        own = next((c for pattern, c in self.cancelling.items() if fnmatch.fnmatchcase(name, pattern)), self.c)
+        return own / self.c if self.c else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

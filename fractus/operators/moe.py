@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
@@ -169,7 +172,6 @@ def row_batched(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, co
     _, ids = chosen_experts(full[:, 0], top_k)
     weights, _ = chosen_experts(full, top_k)
     flat = ids.reshape(-1)
-    # index_select and not indexing: its backward adds whole rows into the dense gradient.
     chosen = {name: gathered(tensor, flat, B) for name, tensor in experts.items() if name != "expert_phases"}
     outputs = apply_experts(hidden.unsqueeze(1), chosen)
     return (outputs * weights.transpose(1, 2).unsqueeze(-1)).sum(1).to(hidden.dtype), load_balance(full)
@@ -177,4 +179,27 @@ def row_batched(hidden: Tensor, phases: Tensor, experts: Experts, top_k: int, co
 
 def gathered(tensor: Tensor, flat: Tensor, rows: int) -> Tensor:
     """(E, ...) at ids (rows*k,) -> (rows, k, ...)."""
-    return tensor.index_select(0, flat).reshape(rows, -1, *tensor.shape[1:])
+    return SelectedRows.apply(tensor, flat).reshape(rows, -1, *tensor.shape[1:])
+
+
+class SelectedRows(torch.autograd.Function):
+    """``tensor[ids]`` whose gradient touches the selected rows only: the rest is memory never written."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ids: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape = tensor.shape
+        return tensor.index_select(0, ids)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (ids,) = ctx.saved_tensors
+        return untouched_zeros(ctx.shape, grad).index_add_(0, ids, grad), None
+
+
+def untouched_zeros(shape: torch.Size, like: Tensor) -> Tensor:
+    """Zeros of ``like``'s dtype and device; on a CPU from calloc, so that pages nobody writes are never made."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    raw = np.zeros(math.prod(shape) * like.element_size(), dtype=np.uint8)
+    return torch.from_numpy(raw).view(like.dtype).view(shape)

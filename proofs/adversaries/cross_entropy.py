@@ -91,8 +91,8 @@ def targets_shifted(hidden, weight, targets):
 
 @registry.variant(operator="cross_entropy", name="targets_in_16_bits")
 def targets_in_16_bits(hidden, weight, targets):
-    """51. Target ids wrapped to eight bits."""
-    return right(hidden, weight, targets.to(torch.uint8).long().clamp_max(weight.shape[0] - 1))
+    """51. Target ids wrapped to 16 bits."""
+    return right(hidden, weight, targets.to(torch.int16).long() % weight.shape[0])
 
 
 @registry.variant(operator="cross_entropy", name="no_maximum")

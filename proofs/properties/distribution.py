@@ -18,8 +18,9 @@ from proofs.worker import Rejection
 from registry import Case
 
 ALARM = 1e-9
-DRAWS = 20_000
-TESTS = 64
+DRAWS = 400_000
+CALLS = 250
+TESTS = 128
 
 
 def check(session: Session) -> None:
@@ -29,6 +30,7 @@ def check(session: Session) -> None:
         _form(session, drawn)
         _generator(session, drawn)
         _fit(session, case)
+    _rows(session)
     _independent(session)
     for case in session.cases(("real",)):
         _form(session, session.draw(case, 100))
@@ -139,14 +141,33 @@ def _fit(session: Session, case: Case) -> None:
     counts = np.stack([np.bincount(row, minlength=vocabulary) for row in tokens])
     _accept(session, drawn, "token ids over all rows", p_value_of_sum(counts, exact))
     order = np.argsort(-exact, axis=1)
-    _accept(
-        session,
-        drawn,
-        "ranks of probability",
-        p_value_of_sum(np.take_along_axis(counts, order, 1), np.take_along_axis(exact, order, 1)),
-    )
+    ranked = p_value_of_sum(np.take_along_axis(counts, order, 1), np.take_along_axis(exact, order, 1))
+    _accept(session, drawn, "ranks of probability", ranked)
+    _accept(session, drawn, "log-probabilities", p_value_of_score(counts, exact))
     for row in range(min(4, len(counts))):
         _accept(session, drawn, f"row {row}", p_value(counts[row], exact[row]))
+
+
+def _rows(session: Session) -> None:
+    """Each row by itself over many calls, all rows together: a row that takes another's token shows."""
+    drawn = session.draw(next(session.cases(("small",))), 103)
+    assert session.operator.probabilities is not None
+    exact = session.operator.probabilities(*[drawn.arguments[n] for n in ("hidden", "weight", "temperature")]).numpy()
+    tokens = np.stack([_tokens(session, drawn.arguments, 50_000 + call).numpy() for call in range(CALLS)])
+    counts = np.stack([np.bincount(column, minlength=exact.shape[1]) for column in tokens.T])
+    smallest = min(p_value(count, row) for count, row in zip(counts, exact, strict=True))
+    _accept(session, drawn, "single rows", min(1.0, smallest * len(counts)))
+
+
+def p_value_of_score(counts: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> float:
+    """The mean log-probability of the tokens drawn: the statistic that a wrong temperature moves most."""
+    score = np.log(np.maximum(exact, 1e-300))
+    times = counts.sum(1)
+    mean = (exact * score).sum(1)
+    variance = float((times * ((exact * score**2).sum(1) - mean**2)).sum())
+    if variance < 25.0:
+        return 1.0
+    return normal_tail(float((counts * score).sum() - (times * mean).sum()) / math.sqrt(variance))
 
 
 def p_value_of_sum(counts: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> float:

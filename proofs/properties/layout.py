@@ -66,4 +66,4 @@ def _same_tokens(session: Session) -> None:
             other = session.ask(drawn.arguments, layout=session.layout_of(drawn, kind))["outputs"][0]
             session.tally.checks += 1
             session.tally.cases.add(case.name)
-            equal(session, f"tokens, inputs {kind} ({drawn.where})", base, other)
+            equal(f"tokens, inputs {kind} ({drawn.where})", base, other)

@@ -27,6 +27,8 @@ def check(session: Session) -> None:
             except Rejection as rejection:
                 clean = session.ask(drawn.arguments, grad=names, cotangents=cotangents)
                 session.compare(clean, expected, drawn)
+                if names:
+                    session.compare_grads(clean["grads"][0], expected.grads[0], drawn)
                 raise Rejection(
                     "not_written", f"reads memory it did not write: {rejection.message}", where=rejection.where
                 ) from rejection
