@@ -50,8 +50,14 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def proofs(session: nox.Session) -> None:
-    """Prove every variant afresh, or what is missing of a choice: nox -s proofs -- --device cuda."""
-    python(session, "-m", "proofs", *(session.posargs or ["--all"]))
+    """Prove every variant and attack with every adversary, or a choice: nox -s proofs -- --device cuda."""
+    if session.posargs:
+        python(session, "-m", "proofs", *session.posargs)
+        return
+    ledger = session.create_tmp()
+    python(session, "-m", "proofs", "--all", "--ledger", ledger)
+    python(session, "-m", "proofs", "--recipe", "production", "--ledger", ledger)
+    python(session, "-m", "proofs", "--adversaries", "--ledger", ledger)
 
 
 @nox.session

@@ -88,7 +88,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise unknown("property", arguments.property, PROPERTIES)
     where = device_class(arguments.device)
     if arguments.adversaries:
-        return matrix.run(arguments.jobs, arguments.operator, arguments.variant)
+        folder = arguments.ledger or Ledger().folder
+        return matrix.run(arguments.jobs, arguments.operator, arguments.variant, folder, every=arguments.all)
     if arguments.recipe is not None:
         return _recipe(arguments, where)
     if arguments.plugin is not None:

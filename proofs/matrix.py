@@ -25,7 +25,6 @@ from proofs.session import Claims, Session
 from proofs.worker import Worker
 from registry import Catalogue, load
 from registry.records import document
-from registry.settings import settings
 
 FOLDER = Path(__file__).parent / "adversaries"
 LIMIT_S, EXAMPLES, SEEDS = 4.0, 6, 2
@@ -150,8 +149,11 @@ def wrong_verdicts(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["verdict"] != record["expected"]]
 
 
-def run(jobs: int, operator: str = "*", variant: str = "*", out: Path | None = None, every: bool = False) -> int:
-    """Attack with all adversaries; the full matrix is written beside the ledger. 0 when every verdict is right."""
+def run(jobs: int, operator: str, variant: str, folder: Path, every: bool = False) -> int:
+    """Attack with all adversaries (``every``: with every property); 0 when every verdict is right.
+
+    The full matrix is written to ``kill_matrix.json`` in the ledger's folder.
+    """
     work = chosen(operator, variant)
     if not work:
         raise ValueError(f"no adversary matches {operator}/{variant}")
@@ -171,10 +173,10 @@ def run(jobs: int, operator: str = "*", variant: str = "*", out: Path | None = N
                     file=sys.stdout,
                 )
     records.sort(key=lambda r: (r["operator"], r["right"], r["mechanism"], r["adversary"]))
-    if out is not None or (operator, variant) == ("*", "*"):
-        target = settings().ledger / "kill_matrix.json" if out is None else out
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(document(records), indent=1) + "\n", encoding="utf-8")
+    if (operator, variant) == ("*", "*"):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(document(records), indent=1) + "\n"
+        (folder / "kill_matrix.json").write_text(text, encoding="utf-8")
     return _tell(records)
 
 
