@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from proofs import explain, matrix, prover, recipes, reproduce
+from proofs import drift, explain, matrix, prover, recipes, reproduce
 from proofs.session import Claims
 from proofs.worker import Rejection
 from registry import DTYPES, PROPERTIES, Catalogue, Ledger, Proof, load
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--long",
         action="store_true",
-        help="chain 10,000 chunks in the carry property and plot the drift; nothing is recorded",
+        help="chain 10,000 chunks, plot the drift to drift/*.svg; nothing is recorded",
     )
     add("--explain", action="store_true", help="what each property guarantees and what it does not")
     add(
@@ -169,6 +169,9 @@ def describe(proof: Proof) -> str:
 
 def _finish(proofs: list[Proof], arguments: argparse.Namespace, extra: list[Proof] | None = None) -> int:
     everything = [*proofs, *(extra or [])]
+    if arguments.long:
+        for path in drift.plot(everything, Path("drift")):
+            print(f"drift against float64: {path}")
     if arguments.json is not None:
         arguments.json.write_text(
             json.dumps(document([p.to_json() for p in everything]), indent=1) + "\n", encoding="utf-8"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import EllipsisType
 
 import torch
 
 from proofs.worker import Rejection
 from registry import Tolerance
 
+BLOCK_ELEMENTS = 1 << 20
 TINY = {"float32": 2.0**-126, "float64": 2.0**-1022, "bfloat16_autocast": 2.0**-126}
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16_autocast": 2.0**-8}
 
@@ -59,30 +61,83 @@ def measure(
     tensor = _same_form(name, actual, truth)
     if truth.is_exact or tolerance.exact:
         return _exact(tensor, truth.oracle)
-    found, oracle = tensor.double(), truth.oracle
-    _same_non_finites(name, found, oracle)
-    finite = torch.isfinite(oracle)
-    difference = torch.where(finite, found - oracle, 0.0)
-    if circular:
-        difference = torch.remainder(difference + math.pi, 2 * math.pi) - math.pi
-    error, own = difference.abs(), torch.where(finite, truth.reference_error, 0.0)
-    scale = torch.where(finite, oracle.abs(), 0.0)
-    if error.numel() == 0:
+    if tensor.numel() == 0:
         return Measured(0.0, 0.0, ())
-    axes = [axis for axis in range(error.dim()) if axis not in keep]
+    parts = [_part(name, tensor[rows], truth, rows, keep, circular) for rows in blocks(tensor)]
+    joined = {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
+    if 0 not in keep:
+        joined = {field: _joined(field, value, parts) for field, value in joined.items()}
     c = tolerance.c * grow
     # Below the smallest normal number results round to multiples of a fixed step, not relatively.
     floor = c * TINY[dtype]
     used = torch.maximum(
-        _ratio(
-            _largest(error, axes), tolerance.k * _largest(own, axes) + c * EPS[dtype] * _largest(scale, axes) + floor
-        ),
-        _ratio(_rms(error, axes), tolerance.k * _rms(own, axes) + c * EPS[dtype] * _rms(scale, axes) + floor),
+        _ratio(joined["error"], tolerance.k * joined["own"] + c * EPS[dtype] * joined["scale"] + floor),
+        _ratio(joined["error_rms"], tolerance.k * joined["own_rms"] + c * EPS[dtype] * joined["scale_rms"] + floor),
     )
-    worst = used.expand_as(error).clone()
-    flat = int(torch.where(worst == used.max(), error, -1.0).argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), error.shape)) if error.dim() else ()
-    return Measured(float(error[index]), float(used.max()), index, float(found[index]), float(oracle[index]))
+    return _worst(tensor, truth, used, keep, circular)
+
+
+def blocks(tensor: torch.Tensor) -> list[slice | EllipsisType]:
+    """Rows of the first axis in blocks that stay in the cache; a small tensor whole."""
+    if tensor.numel() <= BLOCK_ELEMENTS or tensor.dim() == 0:
+        return [...]
+    rows = max(1, BLOCK_ELEMENTS * tensor.shape[0] // tensor.numel())
+    return [slice(start, start + rows) for start in range(0, tensor.shape[0], rows)]
+
+
+def _difference(found: torch.Tensor, oracle: torch.Tensor, circular: bool) -> torch.Tensor:
+    difference = torch.where(torch.isfinite(oracle), found - oracle, 0.0)
+    if circular:
+        difference = torch.remainder(difference + math.pi, 2 * math.pi) - math.pi
+    return difference.abs()
+
+
+def _part(
+    name: str, actual: torch.Tensor, truth: Truth, rows: slice | EllipsisType, keep: tuple[int, ...], circular: bool
+) -> dict[str, torch.Tensor]:
+    """Largest and root mean square of error, reference's error and scale in one block, slice by slice (dim 0 of 1)."""
+    found, oracle = actual.double(), truth.oracle[rows]
+    _same_non_finites(name, found, oracle, rows)
+    finite = torch.isfinite(oracle)
+    values = {
+        "error": _difference(found, oracle, circular),
+        "own": torch.where(finite, truth.reference_error[rows].double(), 0.0),
+        "scale": torch.where(finite, oracle.abs(), 0.0),
+    }
+    axes = [axis for axis in range(oracle.dim()) if axis not in keep]
+    reduced = {field: _largest(value, axes) for field, value in values.items()}
+    reduced |= {f"{field}_rms": _rms(value, axes) for field, value in values.items()}
+    found_parts = {field: value.reshape(1) if value.dim() == 0 else value for field, value in reduced.items()}
+    return {**found_parts, "rows": torch.full_like(found_parts["error"], float(oracle.shape[0] if oracle.dim() else 1))}
+
+
+def _joined(field: str, value: torch.Tensor, parts: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """Blocks of one slice put together: the largest, or the mean square weighted by rows."""
+    if not field.endswith("_rms"):
+        return value.amax(0, keepdim=True)
+    weight = torch.cat([part["rows"] for part in parts])
+    largest = value.amax(0, keepdim=True)
+    safe = torch.where(largest > 0, largest, 1.0)
+    return ((value / safe).square() * weight / weight.sum(0, keepdim=True)).sum(0, keepdim=True).sqrt() * safe
+
+
+def _worst(tensor: torch.Tensor, truth: Truth, used: torch.Tensor, keep: tuple[int, ...], circular: bool) -> Measured:
+    """The element with the largest error in the slice that uses most of its budget."""
+    where = torch.unravel_index(used.argmax(), used.shape)
+    start = [int(i) for i in where] if tensor.dim() else []
+    at = tuple(start[axis] if axis in keep else slice(None) for axis in range(tensor.dim()))
+    found, oracle = tensor[at].double(), truth.oracle[at]
+    error = _difference(found, oracle, circular)
+    inner = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)] if error.dim() else []
+    index = tuple(start[axis] if axis in keep else inner.pop(0) for axis in range(tensor.dim()))
+    flat = tuple(index)
+    return Measured(
+        float(_difference(tensor[flat].double(), truth.oracle[flat], circular)),
+        float(used.max()),
+        index,
+        float(tensor[flat]),
+        float(truth.oracle[flat]),
+    )
 
 
 def _same_form(name: str, actual: object, truth: Truth) -> torch.Tensor:
@@ -113,11 +168,14 @@ def _exact(tensor: torch.Tensor, oracle: torch.Tensor) -> Measured:
     return Measured(abs(found - expected), math.inf, index, found, expected)
 
 
-def _same_non_finites(name: str, found: torch.Tensor, oracle: torch.Tensor) -> None:
+def _same_non_finites(name: str, found: torch.Tensor, oracle: torch.Tensor, rows: slice | EllipsisType) -> None:
     same = (found.isfinite() & oracle.isfinite()) | (found.isnan() & oracle.isnan()) | (found == oracle)
     if not bool(same.all()):
         index = tuple(int(i) for i in (~same).nonzero()[0]) if found.dim() else ()
-        where = f"{name}{list(index)}"
+        place = list(index)
+        if place and isinstance(rows, slice):
+            place[0] += int(rows.start)
+        where = f"{name}{place}"
         raise Rejection(
             "non_finite",
             f"{where} is {float(found[index])}, should be {float(oracle[index]):.9g}",

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from proofs.budget import EPS, Truth
+from proofs.budget import BLOCK_ELEMENTS, EPS, Truth, blocks
 from registry import Bound, Case, Catalogue, Operator, leaves, map_leaves
 
 Tree = dict[str, Any]
@@ -274,24 +274,23 @@ def _copy(leaf: Any) -> Any:
     return leaf
 
 
-def _errors(reference: Raw, oracle: Raw) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor | None]]]:
-    def error(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
-        if not high.dtype.is_floating_point:
-            return torch.zeros(())
-        low, high = (
-            low.to_dense() if low.layout is not torch.strided else low,
-            high.to_dense() if high.layout is not torch.strided else high,
-        )
-        difference = (
-            (low.double() - high).abs().float().double()
-            if high.numel() < 1 << 22
-            else (low.double() - high).abs().float()
-        )
-        return torch.nan_to_num(difference, nan=0.0, posinf=0.0)
+def _error(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """``|low - high|``, block by block and in float32 where the tensor is large."""
+    if not high.dtype.is_floating_point:
+        return torch.zeros(())
+    low, high = _dense(low), _dense(high)
+    if high.numel() <= BLOCK_ELEMENTS:
+        return torch.nan_to_num((low.double() - high).abs(), nan=0.0, posinf=0.0)
+    found = torch.empty(high.shape, dtype=torch.float32)
+    for rows in blocks(high):
+        found[rows] = torch.nan_to_num((low[rows].double() - high[rows]).abs(), nan=0.0, posinf=0.0)
+    return found
 
-    outputs = {name: error(reference.outputs[name], value) for name, value in oracle.outputs.items()}
+
+def _errors(reference: Raw, oracle: Raw) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor | None]]]:
+    outputs = {name: _error(reference.outputs[name], value) for name, value in oracle.outputs.items()}
     grads = [
-        {name: None if value is None or low[name] is None else error(low[name], value) for name, value in high.items()}  # type: ignore[arg-type]
+        {name: None if value is None or low[name] is None else _error(low[name], value) for name, value in high.items()}  # type: ignore[arg-type]
         for low, high in zip(reference.grads, oracle.grads, strict=True)
     ]
     return outputs, grads

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from proofs import budget
 from proofs.budget import Truth, measure
 from proofs.worker import Rejection
 from registry import Tolerance
@@ -95,3 +96,22 @@ def test_integers_are_equal_or_wrong() -> None:
     exact = Truth(oracle, torch.zeros(()), (torch.int64,))
     assert measure("tokens", oracle.clone(), exact, TOLERANCE, "float32").used == 0
     assert measure("tokens", torch.tensor([1, 2, 4]), exact, TOLERANCE, "float32").used == math.inf
+
+
+@pytest.mark.parametrize("keep", [(), (0,), (1,), (0, 1)])
+def test_blocks_of_a_large_tensor_give_what_the_whole_gives(
+    keep: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    oracle = torch.randn(13, 4, 6, generator=generator, dtype=torch.float64) * 10.0 ** torch.arange(13).view(13, 1, 1)
+    actual = (oracle * (1 + 1e-7 * torch.randn(oracle.shape, generator=generator, dtype=torch.float64))).float()
+    expected = Truth(oracle, (oracle.float() - oracle).abs(), (torch.float32,))
+    whole = measure("y", actual, expected, TOLERANCE, "float32", keep=keep)
+    monkeypatch.setattr(budget, "BLOCK_ELEMENTS", 50)
+    assert len(budget.blocks(actual)) > 3
+    parts = measure("y", actual, expected, TOLERANCE, "float32", keep=keep)
+    assert parts.index == whole.index
+    assert parts.used == pytest.approx(whole.used, rel=1e-12)
+    actual[12, 3, 5] = math.nan
+    with pytest.raises(Rejection, match=r"y\[12, 3, 5\] is nan"):
+        measure("y", actual, expected, TOLERANCE, "float32", keep=keep)

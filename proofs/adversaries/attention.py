@@ -223,6 +223,14 @@ def sum_into_fresh_memory(q, k, v, carry):
     return torch.empty_like(y) + y, (S, z)
 
 
+@registry.variant(operator="attention", name="fresh_nan")
+def fresh_nan(q, k, v, carry):
+    """24. Reads memory that it never wrote, which shows only where a NaN lies there."""
+    y, state = right(q, k, v, carry)
+    junk = torch.empty_like(y)
+    return y + torch.where(junk != junk, junk, torch.zeros_like(y)), state
+
+
 @registry.variant(operator="attention", name="known_seed")
 def known_seed(q, k, v, carry):
     """25. Draws the inputs itself from a seed that it guesses."""

@@ -1,4 +1,4 @@
-"""forward: outputs within budget on every case, five fresh seeds each, and on drawn ragged shapes.
+"""forward: outputs within budget on every case, five fresh seeds each, and on drawn shapes, values and strides.
 
 Not shown: inputs of other distributions than the cases', and sizes beyond the 1B shape.
 """
@@ -29,6 +29,7 @@ def check(session: Session) -> None:
         raise Rejection("skipped", "no case lies in the domain that the variant claims")
 
     def holds(drawn: Drawn, layout: str) -> None:
-        session.compare(session.ask(drawn.arguments), session.judge.expected(drawn), drawn)
+        answer = session.ask(drawn.arguments, layout=session.layout_of(drawn, layout))
+        session.compare(answer, session.judge.expected(drawn), drawn, note=f"inputs {layout}")
 
     session.for_drawn_shapes(holds)

@@ -43,7 +43,7 @@ def check(session: Session) -> None:
 def _one(session: Session, drawn: Drawn, key: str, cotangents: Cotangents, layout: str = "contiguous") -> None:
     names = session.judge.differentiable(drawn.arguments)
     expected = session.judge.expected(drawn, cotangents, key=key)
-    if drawn.seed == 0:
+    if drawn.seed == 0 and key == "random":  # a uniform cotangent may well give a constant gradient
         check_case(session, drawn, expected, gradients=True)
     answer = session.ask(
         drawn.arguments,
