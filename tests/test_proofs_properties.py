@@ -14,6 +14,7 @@ from registry import PROPERTIES, load
 # property, operator, adversary that only this property's own check is asked about, dtype, the status it must give
 KILLS = [
     ("forward", "attention", "last_group_wrong", "float32", "mismatch"),
+    ("forward", "attention", "larger_epsilon", "float32", "mismatch"),
     ("forward", "moe", "bf16_inside", "float32", "mismatch"),
     ("gradient", "attention", "contiguous_cotangent", "float32", "mismatch"),
     ("gradient", "attention", "stride_zero_cotangent", "float32", "mismatch"),
@@ -22,6 +23,7 @@ KILLS = [
     ("carry", "attention", "carry_gradient_shifted", "float32", "mismatch"),
     ("carry", "block", "drifting_carry", "float32", "mismatch"),
     ("causality", "attention", "later_token", "float32", "mismatch"),
+    ("causality", "attention", "later_token_detached", "float32", "mismatch"),
     ("determinism", "attention", "claims_bitwise", "float32", "mismatch"),
     ("purity", "attention", "cached_by_sum", "float32", "mismatch"),
     ("purity", "attention", "one_output_buffer", "float32", "aliased"),

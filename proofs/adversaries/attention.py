@@ -582,6 +582,13 @@ def later_token(q, k, v, carry):
     return y + 1e-5 * v[:, -1:], state
 
 
+@registry.variant(operator="attention", name="later_token_detached")
+def later_token_detached(q, k, v, carry):
+    """48. The last value leaks into every row without a gradient."""
+    y, state = right(q, k, v, carry)
+    return y + 1e-5 * v[:, -1:].detach(), state
+
+
 @registry.variant(operator="attention", name="whole_chunk_mean")
 def whole_chunk_mean(q, k, v, carry):
     """48. Keys are centred over the whole chunk before use."""
