@@ -584,9 +584,10 @@ def later_token(q, k, v, carry):
 
 @registry.variant(operator="attention", name="later_token_detached")
 def later_token_detached(q, k, v, carry):
-    """48. The last value leaks into every row without a gradient."""
+    """48. A last value beyond 100 leaks into every row, without a gradient."""
     y, state = right(q, k, v, carry)
-    return y + 1e-5 * v[:, -1:].detach(), state
+    last = v[:, -1:].detach()
+    return y + 1e-5 * torch.where(last.abs() > 100, last, torch.zeros_like(last)), state
 
 
 @registry.variant(operator="attention", name="whole_chunk_mean")
