@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import fetch, memory, runner
+from benchmarks.kept import Kept
 from benchmarks.profiles import PROFILES
 from benchmarks.proven import Judge
 from benchmarks.rounds import Runner
@@ -71,6 +72,12 @@ def parser() -> argparse.ArgumentParser:
         "--plugin", type=Path, action="append", default=[], help="Python file with more variants or operators"
     )
     root.add_argument("--unproven", action="store_true", help="measure unproven variants too; their rows say so")
+    root.add_argument(
+        "--continue",
+        dest="resume",
+        action="store_true",
+        help="keep the tables that an interrupted run of the same commit, machine and options finished",
+    )
     root.add_argument("--list", action="store_true", help="print the tables and cells, measure nothing")
     return root
 
@@ -143,16 +150,31 @@ def _measure(
 
         cells = Runner(judge.catalogue, limit_bytes, judge.refusal, progress, machine["environment"]["rates"])
         for suite, each in tables.items():
-            records = [record for table in each for record in cells.run(table)]
             dtype = "" if given.dtype == "float32" else f"-{given.dtype}"
             name = f"{suite}.{where.replace(':', '-')}{dtype}.{profile}.json"
+            kept = Kept(given.out / f".{name}.part", machine["environment"], given.memory_limit, use=given.resume)
+            records = [record for table in each for record in _rows(table, cells, kept)]
             _write(given.out / name, {**document(records), **machine, "profile": profile})
+            kept.done()
             every += records
     if given.json is not None:
         _write(given.json, {**document(every), **machine, "profile": profile})
     print(
         f"{len(every)} rows, {sum(r['status'] == 'measured' for r in every)} measured, records in {_shown(given.out)}"
     )
+
+
+def _rows(table: Table, cells: Runner, kept: Kept) -> list[dict[str, Any]]:
+    """A table's records, measured now unless an interrupted run has them."""
+    known = kept.get(table)
+    if known is not None:
+        for _ in range(table.rounds):
+            for cell in table.cells:
+                cells.progress(cell)
+        return known
+    found = cells.run(table)
+    kept.put(table, found)
+    return found
 
 
 def _machine(given: argparse.Namespace, where: str) -> dict[str, Any]:

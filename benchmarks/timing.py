@@ -19,8 +19,10 @@ MOST_ROUNDS = 200
 LEAST_ROUNDS = 5
 TRIALS = 5
 TRIAL_BUDGET_S = 0.8
-# Calls before the timed ones may be slower by caches and page faults, not by this factor.
+# Calls before the timed ones may be slower by caches and page faults, not by this factor; a call alone of a few
+# microseconds is mostly cold caches and a busy machine, so that it has this slack on top.
 SLOW_START = 4.0
+SINGLE_SLACK_S = 1e-3
 LEAST_SHOWN = 0.7
 # pytest's own plug-ins that a single test does without; some collect garbage over all of torch.
 UNUSED = ("cacheprovider", "unraisableexception", "threadexception", "doctest", "junitxml", "faulthandler", "pastebin")
@@ -83,12 +85,12 @@ class Walk:
             self.work.call(item)
         self.run_s += perf_counter() - began
 
-    def single(self, clock: Callable[[], float]) -> float:
-        """Seconds of one call on a fresh item, by the same clock."""
+    def trial_s(self, clock: Callable[[], float]) -> float:
+        """Seconds a call of one batch of fresh items, by the same clock."""
         (items,), _ = self.batch()
         began = clock()
         self.run(items)
-        return clock() - began
+        return (clock() - began) / self.batch_calls
 
 
 class _Entry:
@@ -143,21 +145,28 @@ def measure(work: Work, *, budget_s: float, device: str, pinned: int | None = No
     """
     clock = cuda_clock if device.startswith("cuda") else cpu_clock
     walk, began = Walk(work), perf_counter()
-    walk.single(clock)
-    trials: list[float] = []
-    while len(trials) < TRIALS and (not trials or sum(trials) < TRIAL_BUDGET_S):
-        trials.append(walk.single(clock))
-    trial_s = max(statistics.median(trials), 1e-9)
+    walk.trial_s(clock)
+    single_s, enough = _calibrate(walk, clock)
     room = max(1, BATCH_BYTES // max(1, work.item_bytes()))
-    walk.batch_calls = min(max(1, math.ceil(ROUND_S / trial_s)), room, 512) if pinned is None else 1
+    walk.batch_calls = min(max(1, math.ceil(ROUND_S / single_s)), room, 512) if pinned is None else 1
+    trial_s = _calibrate(walk, clock)[0] if walk.batch_calls > 1 else single_s
     fitting = math.ceil(budget_s / (trial_s * walk.batch_calls))
     rounds = pinned or min(max(fitting, LEAST_ROUNDS if trial_s < 0.5 else 3), MOST_ROUNDS)
     walk.run_s = 0.0
     values = _run_pytest(walk, rounds, f"{__name__}.{clock.__name__}")
     per_call = tuple(value / walk.batch_calls for value in values)
-    late_s = statistics.median(per_call)
-    slow = len(trials) >= 3 and trial_s > SLOW_START * late_s
-    return Timed(per_call, walk.batch_calls, trial_s, slow, walk.run_s, perf_counter() - began)
+    late_s = SLOW_START * statistics.median(per_call)
+    slow = enough and (trial_s > late_s or single_s > late_s + SINGLE_SLACK_S)
+    shown_s = max(single_s, trial_s) if slow else trial_s
+    return Timed(per_call, walk.batch_calls, shown_s, slow, walk.run_s, perf_counter() - began)
+
+
+def _calibrate(walk: Walk, clock: Callable[[], float]) -> tuple[float, bool]:
+    """Median seconds a call of a few batches, and whether they were enough to judge by."""
+    trials: list[float] = []
+    while len(trials) < TRIALS and (not trials or sum(trials) * walk.batch_calls < TRIAL_BUDGET_S):
+        trials.append(walk.trial_s(clock))
+    return max(statistics.median(trials), 1e-9), len(trials) >= 3
 
 
 def _run_pytest(walk: Walk, rounds: int, clock: str) -> list[float]:

@@ -151,7 +151,7 @@ def _poisoned(active: bool) -> Iterator[None]:
 
 def _autocast(request: Request) -> contextlib.AbstractContextManager[Any]:
     if request.get("autocast"):
-        return torch.autocast(request["device"], dtype=torch.bfloat16)
+        return torch.autocast(torch.device(request["device"]).type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
 
 
@@ -232,7 +232,7 @@ def run(catalogue: Catalogue, request: Request) -> dict[str, Any]:
             answer["grads"] = _gradients(outputs, tracked, request)
     if request.get("observe"):
         if request["device"].startswith("cuda"):
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(request["device"])
         answer["changed"] = world.changes(before, world.snapshot())
         answer["touched"] = [
             name
@@ -305,13 +305,14 @@ def memory(catalogue: Catalogue, request: Request) -> dict[str, Any]:
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)  # large blocks go back to the system when freed
     values, tracked = _arguments(bound, request)
     gc.collect()
-    if request["device"] == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated()
+    if request["device"].startswith("cuda"):
+        device = torch.device(request["device"])
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        base = torch.cuda.memory_allocated(device)
         outputs = _call(bound, request, values)
         _gradients(outputs, tracked, request)
-        return {"peak": torch.cuda.max_memory_allocated() - base, "outputs": _bytes_of(outputs)}
+        return {"peak": torch.cuda.max_memory_allocated(device) - base, "outputs": _bytes_of(outputs)}
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     base = _status_bytes("VmRSS")

@@ -201,7 +201,7 @@ class Judge:
 
     def _context(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         if self.dtype == "bfloat16_autocast" and dtype is torch.float32:
-            return torch.autocast(self.device, dtype=torch.bfloat16)
+            return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
         return nullcontext()
 
     def name_outputs(self, flat: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,20 +20,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; 0 good (``why``: proven), 1 not proven, 2 bad usage with one line."""
     arguments = _parser().parse_args(argv)
     try:
-        if arguments.verb == "list":
-            return _list(
-                enumerate_static(),
-                arguments.pattern,
-                Ledger(arguments.ledger),
-                device_class(arguments.device),
-                arguments.dtype,
-            )
-        if arguments.verb == "show":
-            return _show(load(), arguments.variant)
-        return _why(enumerate_static(), arguments.variant, Ledger(arguments.ledger), arguments.device, arguments.dtype)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except ValueError as error:
         print(f"registry: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output, head for one, had enough of it; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.verb == "list":
+        where = device_class(arguments.device)
+        return _list(enumerate_static(), arguments.pattern, Ledger(arguments.ledger), where, arguments.dtype)
+    if arguments.verb == "show":
+        return _show(load(), arguments.variant)
+    return _why(enumerate_static(), arguments.variant, Ledger(arguments.ledger), arguments.device, arguments.dtype)
 
 
 def _parser() -> argparse.ArgumentParser:

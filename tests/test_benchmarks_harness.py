@@ -17,6 +17,7 @@ from benchmarks import floors, inputs, memory, rounds, runner, timing
 from benchmarks.__main__ import main
 from benchmarks.check import disagreement
 from benchmarks.fetch import FetchWork, island_starts, make_shard
+from benchmarks.kept import Kept
 from benchmarks.profiles import FULL, QUICK, STANDARD
 from benchmarks.spec import Cell, Outcome, Table
 from benchmarks.suites import SUITES, Plan, stack
@@ -136,8 +137,10 @@ def test_timing_walks_fresh_items_and_keeps_raw_values() -> None:
     assert not timed.slow_start
 
 
-def test_a_slow_start_is_seen() -> None:
-    assert timing.measure(Counting([0.03] * 7 + [0.001]), budget_s=0.05, device="cpu").slow_start
+@pytest.mark.parametrize(("early_s", "late_s", "seen"), [(0.03, 0.001, True), (0.005, 0.0, True), (0.0003, 0.0, False)])
+def test_a_slow_start_is_seen_and_a_cold_call_of_microseconds_is_none(early_s: float, late_s: float, seen: bool) -> None:
+    work = Counting([early_s] * 6 + [late_s])
+    assert timing.measure(work, budget_s=0.05, device="cpu").slow_start is seen
 
 
 def test_peak_is_above_what_was_there_before() -> None:
@@ -182,6 +185,36 @@ def test_rounds_rotate_and_ratios_are_taken_within_them(
     assert [a[:2] for a in asked[3:6]] == [("einsum", True), ("chunked", False), ("einsum", False)]
     assert [r["ratio"] for r in records] == [None, 1.0, 2.0]
     assert records[2]["ratios"] == [2.0, 2.0, 4.0]
+
+
+def test_an_interrupted_suite_keeps_its_finished_tables(tmp_path: Path) -> None:
+    table = three(("einsum", "chunked"))
+    path, records = tmp_path / ".attention.part", [{"ratio": 2.0}]
+    Kept(path, {"commit": "a"}, None).put(table, records)
+    with path.open("a") as file:
+        file.write('{"table": "cut of')
+    assert Kept(path, {"commit": "a"}, None, use=True).get(table) == records
+    assert Kept(path, {"commit": "b"}, None, use=True).get(table) is None
+    assert Kept(path, {"commit": "a"}, "2GiB", use=True).get(table) is None
+    assert Kept(path, {"commit": "a"}, None, use=True).get(replace(table, rounds=2)) is None
+    assert Kept(path, {"commit": "a"}, None).get(table) is None
+    assert not path.exists()
+
+
+def test_a_wrong_output_is_a_better_reason_than_a_slow_start(
+    catalogue: registry.Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(cell: Cell, limit: int, seeds: tuple[int, ...] = ()) -> tuple[Outcome, list[dict[str, torch.Tensor]]]:
+        right = [{"y": torch.zeros(1)} for _ in seeds]
+        if cell.variant == "einsum":
+            return Outcome(status="measured", values_s=(1.0,), median_s=1.0), right
+        slow = Outcome(status="refused", reason="slow start: 1 s a call")
+        return slow, [{"y": torch.ones(1)} for _ in seeds] if cell.variant == "chunked" else right
+
+    monkeypatch.setattr(runner, "run", run)
+    _, _, wrong, right = runs(catalogue).run(three(("einsum", "chunked", "fused")))
+    assert wrong["reason"].startswith("wrong output after timing: y is off by 1")
+    assert right["reason"].startswith("slow start")
 
 
 def test_checks_use_seeds_that_differ_between_rounds(
