@@ -28,7 +28,7 @@ WORKS: dict[str, type[Any]] = {"operator": OperatorWork, "fetch": FetchWork, "en
 
 
 def serve(connection: Connection, entry: dict[str, Any], log: str) -> None:
-    """Run the cell: say "timing" when the timed region begins, the numbers at its end, then answer every check."""
+    """Run the cell: calibrate, wait for every turn, then for the end of all turns; the numbers, then every check."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -57,8 +57,16 @@ def serve(connection: Connection, entry: dict[str, Any], log: str) -> None:
 def _measure(connection: Connection, cell: Cell, work: Any) -> None:
     work.item(0)  # the base draws are made before the clock of the timed region starts
     tell(connection, "timing")
-    timed = timing.measure(work, budget_s=cell.budget_s, device=cell.device, pinned=cell.pinned)
+
+    def wait() -> None:
+        tell(connection, "turn")
+        connection.recv_bytes()
+
+    timed = timing.measure(
+        work, budget_s=cell.budget_s, device=cell.device, turns=cell.turns, pinned=cell.pinned, wait=wait
+    )
     tell(connection, {"busy_s": timed.busy_s})
+    connection.recv_bytes()  # the other processes' last turns
     per_call = FETCHES if cell.kind == "fetch" else 1
     values = [value / per_call for value in timed.values_s]
     peak = work.resident_bytes() if cell.kind == "fetch" else memory.peak_of(work.memory_call(), cell.device)

@@ -55,10 +55,11 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a run measures; ``budget_s`` is the timed region of one cell."""
+    """What a run measures; a cell is timed in ``turns`` that take ``budget_s`` together, or one call each if longer."""
 
     name: str
     budget_s: float
+    turns: int
     limit_s: float
     operators: Mapping[str, tuple[Shape, ...]]
     fetch_tokens: int
@@ -89,33 +90,36 @@ BOTH, FORWARD, TRAINING, STEP = ("forward", "forward_backward"), ("forward",), (
 
 QUICK = Profile(
     name="quick",
-    budget_s=0.25,
+    budget_s=0.15,
+    turns=8,
     limit_s=90,
     operators={
         "attention": (
-            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=5, modes=FORWARD),
-            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=3, modes=TRAINING),
+            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=3, modes=FORWARD),
+            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=2, modes=TRAINING),
         ),
-        "cross_entropy": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=3),),
-        "moe": (Shape(case="quick", axes={"B": 2, **MOE_TINY}, rounds=3, values="one"),),
-        "sampler": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=3, modes=FORWARD),),
+        "cross_entropy": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=2),),
+        "moe": (Shape(case="quick", axes={"B": 2, **MOE_TINY}, rounds=2, values="one"),),
+        "sampler": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=2, modes=FORWARD),),
         "block": (Shape(case="quick", axes={"B": 2, **BLOCK_TINY}, rounds=1, modes=TRAINING),),
-        "optimizer_step": (Shape(case="quick", axes={"rows": 4096, "D": 128, "tensors": 2}, rounds=3, modes=STEP),),
+        "optimizer_step": (Shape(case="quick", axes={"rows": 4096, "D": 128, "tensors": 2}, rounds=2, modes=STEP),),
     },
     fetch_tokens=4_000_000,
     fetch_processes=(1, 2),
     engine=ENGINE_TINY,
     engine_axes={"B": 4, "C": 64},
     engine_steps=5,
-    engine_rounds=2,
+    engine_rounds=1,
     breakdown=ENGINE_TINY,
     breakdown_axes={"B": 4, "C": 32},
-    trainer_steps=8,
+    scaling=(1, 4),
+    trainer_steps=6,
 )
 
 STANDARD = Profile(
     name="standard",
-    budget_s=1.0,
+    budget_s=0.5,
+    turns=5,
     limit_s=300,
     operators={
         "attention": (attention(2, 3), attention(4, 3), attention(8, 1)),
@@ -138,7 +142,8 @@ STANDARD = Profile(
 
 FULL = Profile(
     name="full",
-    budget_s=3.0,
+    budget_s=1.0,
+    turns=10,
     limit_s=1800,
     operators={
         "attention": (attention(2, 5), attention(4, 5), attention(8, 5)),

@@ -1,4 +1,7 @@
-"""Tables measured in rounds of processes: every cell once a round, the order rotated, ratios taken within a round."""
+"""Tables measured in rounds of processes: every cell has one a round, the order rotated, and ratios are taken within.
+
+Where the cells of a round take turns, a round's ratio is the median over turns of the reference's time over the row's.
+"""
 
 from __future__ import annotations
 
@@ -57,24 +60,31 @@ class Runner:
 
     def _round(self, table: Table, rows: list[Row], number: int) -> None:
         turn = number % len(rows)
-        checking = table.checked and number in (0, table.rounds - 1)
         seed = secrets.randbelow(2**31)
-        answers: dict[int, Answer] = {}
+        checking = table.checked and number in (0, table.rounds - 1)
+        seeds = (seed,) if checking else ()
+        open_ = []
         for index in [*range(turn, len(rows)), *range(turn)]:
-            row = rows[index]
-            self.progress(row.cell)
-            if row.ended is not None:
-                continue
-            cell = replace(row.cell, seed=1000 * number + 1)
-            outcome, found = runner.run(cell, self.limit_bytes, (seed,) if checking else ())
+            if rows[index].ended is None:
+                open_.append(index)
+            else:
+                self.progress(rows[index].cell)
+        cells = [replace(rows[index].cell, seed=1000 * number + 1) for index in open_]
+        if table.together:
+            results = runner.run(cells, self.limit_bytes, seeds, self.progress)
+        else:
+            results = [runner.run([cell], self.limit_bytes, seeds, self.progress)[0] for cell in cells]
+        answers: dict[int, Answer] = {}
+        for index, cell, result in zip(open_, cells, results, strict=True):
+            outcome, found = result
             if outcome.reason.startswith("slow start"):
-                outcome, found = runner.run(cell, self.limit_bytes, (seed,) if checking else ())
+                outcome, found = runner.alone(cell, self.limit_bytes, seeds)
             # A row refused for its timing is checked too: a wrong output is the better reason.
             answers |= {index: found[0]} if found else {}
             if outcome.status == "measured":
-                row.outcomes[number] = outcome
+                rows[index].outcomes[number] = outcome
             else:
-                row.ended = outcome
+                rows[index].ended = outcome
         if checking and any(answers):
             self._check(rows, answers, seed)
 
@@ -82,8 +92,8 @@ class Runner:
         """Refuse rows whose answer is not the reference's, computed apart where the reference did not run."""
         expected = answers.get(0)
         if expected is None and rows[0].cell.kind in ("operator", "fetch"):
-            alone = replace(rows[0].cell, check_only=True, seed=1)
-            _, found = runner.run(replace(alone, need_bytes=0), default_limit_bytes(), (seed,))
+            only = replace(rows[0].cell, check_only=True, seed=1, need_bytes=0)
+            _, found = runner.alone(only, default_limit_bytes(), (seed,))
             expected = found[0] if found else None
         if expected is None:
             return
@@ -131,10 +141,14 @@ class Runner:
 
 
 def _ratios(reference: Row, row: Row) -> list[float]:
-    """Reference time over the row's, in every round that has both."""
+    """Reference time over the row's, in every round that has both: the median over turns that lay side by side."""
     if reference.ended is not None:
         return []
-    pairs = [
-        (reference.outcomes[n].median_s, o.median_s) for n, o in sorted(row.outcomes.items()) if n in reference.outcomes
-    ]
-    return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+    both = [(reference.outcomes[n], o) for n, o in sorted(row.outcomes.items()) if n in reference.outcomes]
+    return [_ratio(ours, theirs) for ours, theirs in both]
+
+
+def _ratio(ours: Outcome, theirs: Outcome) -> float:
+    if ours.alone or theirs.alone or len(ours.values_s) != len(theirs.values_s):
+        return statistics.median(ours.values_s) / statistics.median(theirs.values_s)
+    return statistics.median(a / b for a, b in zip(ours.values_s, theirs.values_s, strict=True))

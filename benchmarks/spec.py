@@ -16,8 +16,8 @@ class Cell:
     """One process: an operator's variant, or an engine or trainer of a recipe, at one shape, mode and device.
 
     ``axes`` holds the sizes by letter; ``extras`` what only this kind of workload needs. ``need_bytes`` is what the
-    cell is known to hold in advance; more than the limit refuses it without starting. ``pinned`` is the number of
-    timed rounds when the table asks for an exact one, else they are chosen to fill ``budget_s``.
+    cell is known to hold in advance; more than the limit refuses it without starting. The cell is timed in ``turns``,
+    each of one call when ``pinned``, else of as many as its share of ``budget_s`` holds.
     """
 
     suite: str
@@ -36,7 +36,8 @@ class Cell:
     proven: bool = True
     budget_s: float = 1.0
     limit_s: float = 300.0
-    pinned: int | None = None
+    turns: int = 5
+    pinned: bool = False
     need_bytes: int = 0
     threads: int = 1
     seed: int = 0
@@ -70,7 +71,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one process; only a measured one has times, only another status a reason."""
+    """What became of one process; only a measured one has times, only another status a reason.
+
+    ``alone`` says that its turns were not among those of the table's other rows.
+    """
 
     status: str
     reason: str = ""
@@ -78,6 +82,7 @@ class Outcome:
     median_s: float | None = None
     peak_bytes: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    alone: bool = False
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -90,12 +95,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells that are measured in the same rounds; where ``compared``, the first is the reference of the others."""
+    """Cells that are measured in the same rounds; where ``compared``, the first is the reference of the others.
+
+    In a round every cell has a process of its own; where ``together``, all of them are alive and take turns.
+    """
 
     cells: tuple[Cell, ...]
     rounds: int
     checked: bool = True
     compared: bool = True
+    together: bool = True
 
     @property
     def reference(self) -> Cell:

@@ -35,12 +35,17 @@ class Plan:
     def cell(self, **fields: Any) -> Cell:
         """A cell with what the plan says for all."""
         common = {"device": self.device, "dtype": self.dtype, "threads": self.threads, "plugins": self.plugins}
-        limits = {"budget_s": self.profile.budget_s, "limit_s": self.profile.limit_s, "ledger": self.ledger}
+        limits = {
+            "budget_s": self.profile.budget_s,
+            "turns": self.profile.turns,
+            "limit_s": self.profile.limit_s,
+            "ledger": self.ledger,
+        }
         return Cell(**{**common, **limits, **fields})
 
-    def compared(self, cells: list[Cell], rounds: int) -> Table:
+    def compared(self, cells: list[Cell], rounds: int, *, together: bool = True) -> Table:
         """A table whose first cell is the reference, its null row put second."""
-        return Table((cells[0], replace(cells[0], null=True), *cells[1:]), rounds)
+        return Table((cells[0], replace(cells[0], null=True), *cells[1:]), rounds, together=together)
 
     @property
     def recipes(self) -> tuple[str, ...]:
@@ -103,7 +108,8 @@ def data_fetch(plan: Plan) -> list[Table]:
             )
             for variant in plan.catalogue.of("data_fetch")
         ]
-        tables.append(plan.compared(cells, max(2, plan.profile.small_rounds)))
+        # Not together: pages of the shard that several rows hold would count a part for each.
+        tables.append(plan.compared(cells, max(2, plan.profile.small_rounds), together=False))
     return tables
 
 
@@ -123,7 +129,8 @@ def engine(plan: Plan) -> list[Table]:
     """Training steps end to end, a row a recipe."""
     profile = plan.profile
     cells = [
-        _engine(plan, "engine", recipe, profile.engine_axes, pinned=profile.engine_steps) for recipe in plan.recipes
+        _engine(plan, "engine", recipe, profile.engine_axes, turns=profile.engine_steps, pinned=True)
+        for recipe in plan.recipes
     ]
     return [plan.compared(cells, profile.engine_rounds)]
 
@@ -142,9 +149,10 @@ def engine_1b(plan: Plan) -> list[Table]:
         ]
         extras = {"sizes": ENGINE_1B, "check_steps": 1}
         cells = [
-            _engine(plan, "engine_1b", r, {"B": B, "C": 128}, pinned=3, limit_s=1800, extras=extras) for r in recipes
+            _engine(plan, "engine_1b", r, {"B": B, "C": 128}, turns=3, pinned=True, limit_s=1800, extras=extras)
+            for r in recipes
         ]
-        tables.append(Table(tuple(cells), 1, checked=len(cells) > 1))
+        tables.append(Table(tuple(cells), 1, checked=len(cells) > 1, together=False))
     return tables
 
 
@@ -156,13 +164,15 @@ def trainer(plan: Plan) -> list[Table]:
         _engine(plan, "trainer", recipe, plan.profile.engine_axes, kind="trainer", operator="trainer", extras=extras)
         for recipe in plan.recipes
     ]
-    return [Table(tuple(cells), plan.profile.small_rounds, checked=False)]
+    return [Table(tuple(cells), plan.profile.small_rounds, checked=False, together=False)]
 
 
 def scaling(plan: Plan) -> list[Table]:
     """The recipe at growing batches, in the same rounds."""
     C = plan.profile.engine_axes["C"]
-    cells = [_engine(plan, "scaling", plan.recipe, {"B": B, "C": C}, pinned=5) for B in plan.profile.scaling]
+    cells = [
+        _engine(plan, "scaling", plan.recipe, {"B": B, "C": C}, turns=5, pinned=True) for B in plan.profile.scaling
+    ]
     return [Table(tuple(cells), plan.profile.small_rounds, checked=False, compared=False)]
 
 
@@ -189,7 +199,14 @@ def breakdown(plan: Plan) -> list[Table]:
 def cumulative(plan: Plan) -> list[Table]:
     """The reference recipe, then one of the recipe's variants added a row, in the recipe's order."""
     cells = [
-        _engine(plan, "cumulative", spec, plan.profile.engine_axes, pinned=max(3, plan.profile.engine_steps // 2))
+        _engine(
+            plan,
+            "cumulative",
+            spec,
+            plan.profile.engine_axes,
+            turns=max(3, plan.profile.engine_steps // 2),
+            pinned=True,
+        )
         for spec in stack(plan.recipe)
     ]
     return [plan.compared(cells, plan.profile.small_rounds)]

@@ -1,4 +1,8 @@
-"""The clock: pytest-benchmark times batches of inputs that were drawn outside the timed region and never come twice."""
+"""The clock: pytest-benchmark times batches of inputs that were drawn outside the timed region and never come twice.
+
+A batch is a turn: where several processes are measured together, each waits for its turn before it draws and runs, so
+that one alone computes at any time and a machine that slows down for a second slows all of them.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ from typing import Any, Protocol
 import pytest
 import pytest_benchmark.plugin
 
-ROUND_S = 2e-3
+TURN_S = 0.02
 BATCH_BYTES = 256 * 2**20
-MOST_ROUNDS = 200
-LEAST_ROUNDS = 5
-TRIALS = 5
+# Whatever ran in between leaves cold caches and sleeping threads: a call that is not long comes once before its turn.
+WARM_BELOW_S = 0.1
+TRIALS = 3
 TRIAL_BUDGET_S = 0.8
 # Calls before the timed ones may be slower by caches and page faults, not by this factor; a call alone of a few
 # microseconds is mostly cold caches and a busy machine, so that it has this slack on top.
@@ -43,7 +47,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds a call, one a round; how many calls a round had, what calibration saw before, and the cell's own clocks.
+    """Seconds a call, one a turn; how many calls a round had, what calibration saw before, and the cell's own clocks.
 
     ``run_s`` is how long the timed calls took by a clock that was bound before any variant was loaded, ``busy_s`` all
     of the measurement by it: less in ``values_s`` than in ``run_s`` is a timer that was tampered with.
@@ -69,11 +73,18 @@ class Walk:
         self.work = work
         self.next = 0
         self.batch_calls = 1
+        self.wait: Callable[[], None] | None = None
+        self.warm = False
         self.run_s = 0.0
         self.error: BaseException | None = None
 
     def batch(self) -> tuple[tuple[list[Any]], dict[str, Any]]:
-        """The next batch, as pytest-benchmark's ``setup`` wants it."""
+        """The next batch, as pytest-benchmark's ``setup`` wants it, drawn when it is this process's turn."""
+        if self.wait is not None:
+            self.wait()
+        if self.warm:
+            self.work.call(self.work.item(self.next))
+            self.next += 1
         items = [self.work.item(self.next + offset) for offset in range(self.batch_calls)]
         self.next += self.batch_calls
         return (items,), {}
@@ -137,23 +148,31 @@ def cuda_clock() -> float:
 _BASE_EVENT: dict[str, Any] = {}
 
 
-def measure(work: Work, *, budget_s: float, device: str, pinned: int | None = None) -> Timed:
-    """Calibrate on a few calls, then let pytest-benchmark time rounds until the budget is used.
+def measure(
+    work: Work,
+    *,
+    budget_s: float,
+    device: str,
+    turns: int,
+    pinned: bool = False,
+    wait: Callable[[], None] | None = None,
+) -> Timed:
+    """Calibrate on a few calls, then let pytest-benchmark time so many turns, ``budget_s`` in all at most.
 
-    The first call is not counted. ``slow_start`` says that the calls calibration saw were several times slower
-    than the later ones: a calibration that was cheated, not a cold cache.
+    ``pinned`` makes a turn one call; ``wait`` returns when a turn may begin. The first call is not counted.
+    ``slow_start`` says that the calls calibration saw were several times slower than the later ones: a
+    calibration that was cheated, not a cold cache.
     """
     clock = cuda_clock if device.startswith("cuda") else cpu_clock
     walk, began = Walk(work), perf_counter()
     walk.trial_s(clock)
     single_s, enough = _calibrate(walk, clock)
     room = max(1, BATCH_BYTES // max(1, work.item_bytes()))
-    walk.batch_calls = min(max(1, math.ceil(ROUND_S / single_s)), room, 512) if pinned is None else 1
+    turn_s = min(TURN_S, budget_s / turns)
+    walk.batch_calls = 1 if pinned else min(max(1, math.ceil(turn_s / single_s)), room, 512)
     trial_s = _calibrate(walk, clock)[0] if walk.batch_calls > 1 else single_s
-    fitting = math.ceil(budget_s / (trial_s * walk.batch_calls))
-    rounds = pinned or min(max(fitting, LEAST_ROUNDS if trial_s < 0.5 else 3), MOST_ROUNDS)
-    walk.run_s = 0.0
-    values = _run_pytest(walk, rounds, f"{__name__}.{clock.__name__}")
+    walk.run_s, walk.wait, walk.warm = 0.0, wait, trial_s < WARM_BELOW_S and not pinned
+    values = _run_pytest(walk, turns, f"{__name__}.{clock.__name__}")
     per_call = tuple(value / walk.batch_calls for value in values)
     late_s = SLOW_START * statistics.median(per_call)
     slow = enough and (trial_s > late_s or single_s > late_s + SINGLE_SLACK_S)
@@ -166,7 +185,7 @@ def _calibrate(walk: Walk, clock: Callable[[], float]) -> tuple[float, bool]:
     trials: list[float] = []
     while len(trials) < TRIALS and (not trials or sum(trials) * walk.batch_calls < TRIAL_BUDGET_S):
         trials.append(walk.trial_s(clock))
-    return max(statistics.median(trials), 1e-9), len(trials) >= 3
+    return max(statistics.median(trials), 1e-9), len(trials) == TRIALS
 
 
 def _run_pytest(walk: Walk, rounds: int, clock: str) -> list[float]:

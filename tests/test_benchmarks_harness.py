@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,50 @@ ATTENTION = Cell(
     axes={"B": 1, "G": 2, "C": 8, "K": 4},
     mode="forward_backward",
 )
+
+
+NOTING = '''
+import time
+
+from registry import Case, Tolerance, operator, variant
+
+
+def cases():
+    return (Case(name="only", kind="real", sizes={"N": 4}),)
+
+
+def draw(case, generator, dtype):
+    import torch
+
+    return {"x": torch.randn(4, generator=generator, dtype=dtype)}
+
+
+@operator(
+    name="noting", reference="first", cases=cases, draw=draw, outputs=("y",), properties=("forward",),
+    tolerance=Tolerance(k=8.0, c=32.0, reason="one rounding"),
+)
+def noting(arithmetic, x):
+    """Itself."""
+    return arithmetic(x)
+
+
+def note(name, x):
+    with open("{log}", "a") as file:
+        print("begin", name, file=file, flush=True)
+        time.sleep(0.02)
+        print("end", name, file=file, flush=True)
+    return x.clone()
+
+
+@variant(operator="noting", name="first")
+def first(x):
+    return note("first", x)
+
+
+@variant(operator="noting", name="second")
+def second(x):
+    return note("second", x)
+'''
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +126,15 @@ def test_an_outcome_checks_itself() -> None:
 
 
 def test_a_process_past_its_time_is_ended() -> None:
-    cell = replace(ATTENTION, budget_s=60.0, limit_s=1.5)
-    outcome, answers = runner.run(cell, 1 << 40)
+    cell = replace(ATTENTION, budget_s=60.0, turns=100_000, limit_s=1.5)
+    outcome, answers = runner.alone(cell, 1 << 40)
     assert (outcome.status, answers) == ("timed_out", [])
     assert "1.5 s" in outcome.reason
 
 
 def test_known_need_above_the_limit_is_refused_without_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner.Process, "start", lambda self: pytest.fail("started"))
-    outcome, _ = runner.run(replace(ATTENTION, need_bytes=2**40), 2**30)
+    outcome, _ = runner.alone(replace(ATTENTION, need_bytes=2**40), 2**30)
     assert outcome.status == "refused"
     assert outcome.reason.startswith("memory: 1024.00 GiB needed")
 
@@ -130,17 +175,19 @@ class Counting:
 
 def test_timing_walks_fresh_items_and_keeps_raw_values() -> None:
     work = Counting([0.002])
-    timed = timing.measure(work, budget_s=0.03, device="cpu")
+    timed = timing.measure(work, budget_s=0.03, device="cpu", turns=5)
     assert len(set(work.items)) == len(work.items)
-    assert len(timed.values_s) >= timing.LEAST_ROUNDS
+    assert len(timed.values_s) == 5
     assert all(value >= 0.002 for value in timed.values_s)
     assert not timed.slow_start
 
 
 @pytest.mark.parametrize(("early_s", "late_s", "seen"), [(0.03, 0.001, True), (0.005, 0.0, True), (0.0003, 0.0, False)])
-def test_a_slow_start_is_seen_and_a_cold_call_of_microseconds_is_none(early_s: float, late_s: float, seen: bool) -> None:
+def test_a_slow_start_is_seen_and_a_cold_call_of_microseconds_is_none(
+    early_s: float, late_s: float, seen: bool
+) -> None:
     work = Counting([early_s] * 6 + [late_s])
-    assert timing.measure(work, budget_s=0.05, device="cpu").slow_start is seen
+    assert timing.measure(work, budget_s=0.05, device="cpu", turns=4).slow_start is seen
 
 
 def test_peak_is_above_what_was_there_before() -> None:
@@ -150,17 +197,24 @@ def test_peak_is_above_what_was_there_before() -> None:
     assert 0.9 * kept.nbytes < peak < 1.5 * kept.nbytes
 
 
-def stub(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, list[float]]) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Replace processes by given medians a round; returns what was asked to run, in order."""
-    asked: list[tuple[str, bool, tuple[int, ...]]] = []
+Results = list[tuple[Outcome, list[dict[str, torch.Tensor]]]]
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, list[list[float]]]) -> list[tuple[str, bool, Any]]:
+    """Replace processes by given turns a round; returns what was asked to run, in order."""
+    asked: list[tuple[str, bool, Any]] = []
     turn: dict[tuple[str, bool], int] = {}
 
-    def run(cell: Cell, limit: int, seeds: tuple[int, ...] = ()) -> tuple[Outcome, list[dict[str, torch.Tensor]]]:
-        key = (cell.variant, cell.null)
-        asked.append((*key, seeds))
-        value = seconds["null" if cell.null else cell.variant][turn.get(key, 0)]
-        turn[key] = turn.get(key, 0) + 1
-        return Outcome(status="measured", values_s=(value,), median_s=value), [{"y": torch.zeros(1)} for _ in seeds]
+    def run(cells: list[Cell], limit: int, seeds: Any = (), progress: Any = None) -> Results:
+        results: Results = []
+        for cell in cells:
+            key = (cell.variant, cell.null)
+            asked.append((*key, seeds))
+            values = tuple(seconds["null" if cell.null else cell.variant][turn.get(key, 0)])
+            turn[key] = turn.get(key, 0) + 1
+            outcome = Outcome(status="measured", values_s=values, median_s=statistics.median(values))
+            results.append((outcome, [{"y": torch.zeros(1)} for _ in seeds]))
+        return results
 
     monkeypatch.setattr(runner, "run", run)
     return asked
@@ -179,7 +233,8 @@ def test_rounds_rotate_and_ratios_are_taken_within_them(
     catalogue: registry.Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine that slows down by 10 and 100 changes no ratio, which one over all rounds would.
-    asked = stub(monkeypatch, {"einsum": [1.0, 10.0, 100.0], "null": [1.0, 10.0, 100.0], "chunked": [0.5, 5.0, 25.0]})
+    times = [[1.0], [10.0], [100.0]]
+    asked = stub(monkeypatch, {"einsum": times, "null": times, "chunked": [[0.5], [5.0], [25.0]]})
     records = runs(catalogue).run(three(("einsum", "chunked")))
     assert [a[:2] for a in asked[:3]] == [("einsum", False), ("einsum", True), ("chunked", False)]
     assert [a[:2] for a in asked[3:6]] == [("einsum", True), ("chunked", False), ("einsum", False)]
@@ -204,23 +259,59 @@ def test_an_interrupted_suite_keeps_its_finished_tables(tmp_path: Path) -> None:
 def test_a_wrong_output_is_a_better_reason_than_a_slow_start(
     catalogue: registry.Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(cell: Cell, limit: int, seeds: tuple[int, ...] = ()) -> tuple[Outcome, list[dict[str, torch.Tensor]]]:
-        right = [{"y": torch.zeros(1)} for _ in seeds]
-        if cell.variant == "einsum":
-            return Outcome(status="measured", values_s=(1.0,), median_s=1.0), right
-        slow = Outcome(status="refused", reason="slow start: 1 s a call")
-        return slow, [{"y": torch.ones(1)} for _ in seeds] if cell.variant == "chunked" else right
+    def run(cells: list[Cell], limit: int, seeds: Any = (), progress: Any = None) -> Results:
+        results: Results = []
+        for cell in cells:
+            good = cell.variant == "einsum"
+            answer = {"y": torch.full((1,), float(cell.variant == "chunked"))}
+            outcome = Outcome(status="measured", values_s=(1.0,), median_s=1.0) if good else slow
+            results.append((outcome, [answer for _ in seeds]))
+        return results
 
+    slow = Outcome(status="refused", reason="slow start: 1 s a call")
     monkeypatch.setattr(runner, "run", run)
     _, _, wrong, right = runs(catalogue).run(three(("einsum", "chunked", "fused")))
     assert wrong["reason"].startswith("wrong output after timing: y is off by 1")
     assert right["reason"].startswith("slow start")
 
 
+def test_a_ratio_is_taken_between_turns_that_lay_side_by_side(
+    catalogue: registry.Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The machine is ten times slower in the last turns: medians would say 1 / 5 for a row twice as fast.
+    times = {"einsum": [[1.0, 1.0, 10.0]] * 3, "null": [[1.0, 1.0, 10.0]] * 3, "chunked": [[0.5, 5.0, 5.0]] * 3}
+    stub(monkeypatch, times)
+    assert runs(catalogue).run(three(("einsum", "chunked")))[2]["ratios"] == [2.0] * 3
+
+
+def test_processes_take_turns_and_one_alone_computes(tmp_path: Path) -> None:
+    (tmp_path / "noting.py").write_text(NOTING.replace("{log}", str(tmp_path / "log")))
+    cell = Cell(
+        suite="noting", kind="operator", operator="noting", variant="first", case="only", axes={"N": 4},
+        mode="forward", threads=1, turns=4, pinned=True, plugins=(str(tmp_path / "noting.py"),),
+    )  # fmt: skip
+    results = runner.run([cell, replace(cell, variant="second")], 1 << 40, (1,))
+    assert [outcome.status for outcome, _ in results] == ["measured"] * 2
+    assert all(len(outcome.values_s) == 4 and not outcome.alone for outcome, _ in results)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert all(lines[i].split() == ["begin", lines[i + 1].split()[1]] for i in range(0, len(lines), 2))
+    # Calibration of each, then turns, whoever was first in a turn being second in the next.
+    names = [line.split()[1] for line in lines[::2]]
+    order = "".join(name[0] for name in names)
+    assert order[: -2 * 2].endswith("fssffssf")
+
+
+def test_what_memory_killed_beside_others_is_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "default_limit_bytes", lambda: 2**20)
+    cells = [ATTENTION, replace(ATTENTION, variant="chunked")]
+    results = runner.run([replace(cell, turns=2, budget_s=0.01) for cell in cells], 1 << 40)
+    assert [(outcome.status, outcome.alone) for outcome, _ in results] == [("measured", True)] * 2
+
+
 def test_checks_use_seeds_that_differ_between_rounds(
     catalogue: registry.Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = stub(monkeypatch, {"einsum": [1.0] * 3, "null": [1.0] * 3})
+    asked = stub(monkeypatch, {"einsum": [[1.0]] * 3, "null": [[1.0]] * 3})
     runs(catalogue).run(three(("einsum",)))
     first, last = asked[0][2], asked[-1][2]
     assert len(first) == len(last) == 1
@@ -340,11 +431,11 @@ def test_the_trainer_is_measured_by_its_own_metrics(tmp_path: Path) -> None:
         ATTENTION, suite="trainer", kind="trainer", operator="trainer", variant="production", recipe="production",
         mode="step", axes={"B": 2, "C": 32}, extras={"sizes": QUICK.engine, "steps": 5}, ledger=str(tmp_path),
     )  # fmt: skip
-    outcome, _ = runner.run(cell, 1 << 40)
+    outcome, _ = runner.alone(cell, 1 << 40)
     assert (outcome.status, outcome.reason) == ("measured", "")
     assert len(outcome.values_s) == 3
     assert outcome.peak_bytes is not None
-    refused, _ = runner.run(replace(cell, ledger=str(tmp_path / "empty")), 1 << 40)
+    refused, _ = runner.alone(replace(cell, ledger=str(tmp_path / "empty")), 1 << 40)
     assert "is not proven" in refused.reason
 
 
