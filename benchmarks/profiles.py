@@ -44,13 +44,14 @@ SHARD_TOKENS = 429_896_462
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One table of an operator's suite: its case, sizes, values of the draw, modes, rounds and limit."""
+    """One table of an operator's suite: its case, sizes, values of the draw, modes, rounds, and turns of its own."""
 
     case: str
     axes: Sizes
     rounds: int
     modes: tuple[str, ...] = ("forward", "forward_backward")
     values: str = "normal"
+    turns: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +77,24 @@ class Profile:
     engine_1b: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def attention(B: int, rounds: int) -> Shape:
+def attention(B: int, rounds: int, turns: int | None = None) -> Shape:
     """B rows at the 1B shape, G = 40 B groups, carry active."""
-    return Shape(case="real_1b", axes={"B": B, "G": 40 * B, "C": 128, "K": 64}, rounds=rounds)
+    return Shape(case="real_1b", axes={"B": B, "G": 40 * B, "C": 128, "K": 64}, rounds=rounds, turns=turns)
 
 
-def head(N: int, rounds: int, modes: tuple[str, ...]) -> Shape:
+def head(N: int, rounds: int, modes: tuple[str, ...], turns: int | None = None) -> Shape:
     """N rows of the 1B head."""
-    return Shape(case="real_1b", axes={"N": N, "D": 1280, "V": 50257}, rounds=rounds, modes=modes)
+    return Shape(case="real_1b", axes={"N": N, "D": 1280, "V": 50257}, rounds=rounds, modes=modes, turns=turns)
+
+
+def experts(B: int, rounds: int, turns: int | None = None) -> Shape:
+    """B rows of the 1B mixture, one phase for all tokens of a row."""
+    return Shape(case="real_1b", axes={"B": B, **MOE_1B}, rounds=rounds, values="one", turns=turns)
+
+
+def block(B: int, rounds: int, modes: tuple[str, ...], turns: int | None = None) -> Shape:
+    """B rows through a 1B block."""
+    return Shape(case="real_1b", axes={"B": B, **BLOCK_1B}, rounds=rounds, modes=modes, turns=turns)
 
 
 BOTH, FORWARD, TRAINING, STEP = ("forward", "forward_backward"), ("forward",), ("forward_backward",), ("step",)
@@ -122,12 +133,12 @@ STANDARD = Profile(
     turns=5,
     limit_s=300,
     operators={
-        "attention": (attention(2, 3), attention(4, 3), attention(8, 1)),
-        "cross_entropy": (head(256, 2, BOTH),),
-        "moe": (Shape(case="real_1b", axes={"B": 2, **MOE_1B}, rounds=2, values="one"),),
-        "sampler": (head(256, 2, FORWARD),),
-        "block": (Shape(case="real_1b", axes={"B": 1, **BLOCK_1B}, rounds=2, modes=TRAINING),),
-        "optimizer_step": (Shape(case="real_1b", axes={"rows": 50257, "D": 1280, "tensors": 2}, rounds=2, modes=STEP),),
+        "attention": (attention(2, 1, 3), attention(4, 1, 3), attention(8, 1, 2)),
+        "cross_entropy": (head(256, 1, BOTH),),
+        "moe": (experts(2, 1),),
+        "sampler": (head(256, 1, FORWARD),),
+        "block": (block(1, 1, TRAINING),),
+        "optimizer_step": (Shape(case="real_1b", axes={"rows": 50257, "D": 1280, "tensors": 2}, rounds=1, modes=STEP),),
     },
     fetch_tokens=SHARD_TOKENS,
     fetch_processes=(1, 8),
@@ -143,28 +154,25 @@ STANDARD = Profile(
 FULL = Profile(
     name="full",
     budget_s=1.0,
-    turns=10,
+    turns=8,
     limit_s=1800,
     operators={
-        "attention": (attention(2, 5), attention(4, 5), attention(8, 5)),
-        "cross_entropy": (head(256, 5, BOTH), head(4096, 2, BOTH)),
-        "moe": tuple(Shape(case="real_1b", axes={"B": B, **MOE_1B}, rounds=3, values="one") for B in (2, 8)),
-        "sampler": (head(256, 5, FORWARD), head(4096, 2, FORWARD)),
-        "block": (
-            Shape(case="real_1b", axes={"B": 1, **BLOCK_1B}, rounds=3),
-            Shape(case="real_1b", axes={"B": 4, **BLOCK_1B}, rounds=2),
-        ),
-        "optimizer_step": (Shape(case="real_1b", axes={"rows": 50257, "D": 1280, "tensors": 2}, rounds=5, modes=STEP),),
+        "attention": (attention(2, 2, 5), attention(4, 2, 5), attention(8, 1, 5)),
+        "cross_entropy": (head(256, 3, BOTH), head(1024, 1, BOTH, 4)),
+        "moe": (experts(2, 2), experts(4, 1, 4)),
+        "sampler": (head(256, 3, FORWARD), head(1024, 1, FORWARD, 4)),
+        "block": (block(1, 2, BOTH), block(4, 1, BOTH, 4)),
+        "optimizer_step": (Shape(case="real_1b", axes={"rows": 50257, "D": 1280, "tensors": 2}, rounds=3, modes=STEP),),
     },
     fetch_tokens=SHARD_TOKENS,
     fetch_processes=(1, 8),
     engine=ENGINE_SMALL,
     engine_axes={"B": 8, "C": 128},
     engine_steps=20,
-    engine_rounds=5,
+    engine_rounds=2,
     breakdown=ENGINE_PROFILE,
     breakdown_axes={"B": 1, "C": 32},
-    small_rounds=3,
+    small_rounds=2,
     trainer_steps=40,
     engine_1b={"production": (1, 2, 4), "reference": (1,)},
 )

@@ -83,6 +83,7 @@ def _variant(plan: Plan, operator: str, name: str, shape: Shape, mode: str) -> C
         values=shape.values,
         mode=mode,
         recipe=plan.recipe if operator == "block" else None,
+        **({"turns": shape.turns} if shape.turns else {}),
     )
 
 
