@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--suite", default="*", help=f"glob over {', '.join(SUITES)} (default: all)")
     root.add_argument("--operator", default=None, help="only cells of operators that match this glob")
+    root.add_argument("--axes", type=_axes, default={}, metavar="B=8,...", help="only cells of these sizes")
     root.add_argument(
         "--recipe", default="production", help="what engine suites compare with reference (default: production)"
     )
@@ -82,6 +83,14 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def _axes(text: str) -> dict[str, int]:
+    """Sizes by letter from ``B=8,C=128``."""
+    try:
+        return {letter: int(size) for letter, size in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not sizes such as B=8 or B=8,C=128") from None
+
+
 def _run(given: argparse.Namespace) -> int:
     where = device_class(given.device)
     load_recipe(given.recipe)
@@ -106,7 +115,10 @@ def _run(given: argparse.Namespace) -> int:
             shard=str(Path(folder) / "shard.npy"),
         )
         judge = Judge(catalogue, Ledger(given.ledger or settings().ledger), unproven_too=given.unproven)
-        tables = {name: _tables(suite(plan), given, judge) for name, suite in suites.items()}
+        found = {name: _tables(suite(plan), given, judge) for name, suite in suites.items()}
+        tables = {name: each for name, each in found.items() if each}
+        if not tables:
+            raise ValueError(f"the {profile.name} profile has no such cells: see {', '.join(suites)} with --list")
         if given.list:
             return _list(tables)
         if "data_fetch" in suites:
@@ -116,11 +128,14 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _tables(tables: list[Table], given: argparse.Namespace, judge: Judge) -> list[Table]:
-    """Tables with the proofs looked up; ``--operator`` and ``--rounds`` applied."""
+    """Tables with the proofs looked up; ``--operator``, ``--axes`` and ``--rounds`` applied."""
     chosen = []
     for table in tables:
         cells = tuple(
-            c for c in table.cells if given.operator is None or fnmatch.fnmatchcase(c.operator, given.operator)
+            c
+            for c in table.cells
+            if (given.operator is None or fnmatch.fnmatchcase(c.operator, given.operator))
+            and given.axes.items() <= dict(c.axes).items()
         )
         marked = tuple(replace(cell, proven=not judge.unproven(cell)) for cell in cells)
         if marked:

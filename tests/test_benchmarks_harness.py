@@ -97,6 +97,7 @@ def test_bytes_are_spelled_with_units(text: str, number: int) -> None:
         (["--recipe", "productoin"], "did you mean 'production'?"),
         (["--plugin", "nowhere.py"], "no plug-in file nowhere.py"),
         (["--rounds", "0"], "at least 1"),
+        (["--suite", "attention", "--axes", "B=3"], "standard profile has no such cells"),
         (["--device", "tpu"], "is not cpu or cuda"),
     ],
 )
@@ -411,6 +412,10 @@ def test_the_list_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "engine: engine/production step B=8" in printed
     assert "(null)" in printed
+    assert main(["--list", "--suite", "attention", "--axes", "B=8", "--out", str(tmp_path / "records")]) == 0
+    printed = capsys.readouterr().out
+    assert "B=8" in printed
+    assert "B=2" not in printed
     assert not (tmp_path / "records").exists()
 
 
