@@ -129,11 +129,11 @@ QUICK = Profile(
 
 STANDARD = Profile(
     name="standard",
-    budget_s=0.5,
-    turns=5,
+    budget_s=0.3,
+    turns=3,
     limit_s=300,
     operators={
-        "attention": (attention(2, 1, 3), attention(4, 1, 3), attention(8, 1, 2)),
+        "attention": (attention(2, 1, 5), attention(4, 1, 3), attention(8, 1, 2)),
         "cross_entropy": (head(256, 1, BOTH),),
         "moe": (experts(2, 1),),
         "sampler": (head(256, 1, FORWARD),),
@@ -144,10 +144,11 @@ STANDARD = Profile(
     fetch_processes=(1, 8),
     engine=ENGINE_SMALL,
     engine_axes={"B": 8, "C": 128},
-    engine_steps=10,
-    engine_rounds=2,
+    engine_steps=5,
+    engine_rounds=1,
     breakdown=ENGINE_PROFILE,
     breakdown_axes={"B": 1, "C": 32},
+    trainer_steps=6,
     engine_1b={"production": (1,)},
 )
 
@@ -157,7 +158,7 @@ FULL = Profile(
     turns=8,
     limit_s=1800,
     operators={
-        "attention": (attention(2, 2, 5), attention(4, 2, 5), attention(8, 1, 5)),
+        "attention": (attention(2, 2), attention(4, 2), attention(8, 1)),
         "cross_entropy": (head(256, 3, BOTH), head(1024, 1, BOTH, 4)),
         "moe": (experts(2, 2), experts(4, 1, 4)),
         "sampler": (head(256, 3, FORWARD), head(1024, 1, FORWARD, 4)),
@@ -169,11 +170,11 @@ FULL = Profile(
     engine=ENGINE_SMALL,
     engine_axes={"B": 8, "C": 128},
     engine_steps=20,
-    engine_rounds=2,
+    engine_rounds=1,
     breakdown=ENGINE_PROFILE,
     breakdown_axes={"B": 1, "C": 32},
     small_rounds=2,
-    trainer_steps=40,
+    trainer_steps=20,
     engine_1b={"production": (1, 2, 4), "reference": (1,)},
 )
 

@@ -69,7 +69,7 @@ class Runner:
                 open_.append(index)
             else:
                 self.progress(rows[index].cell)
-        cells = [replace(rows[index].cell, seed=1000 * number + 1) for index in open_]
+        cells = [replace(rows[index].cell, seed=_seed(number)) for index in open_]
         if table.together:
             results = runner.run(cells, self.limit_bytes, seeds, self.progress)
         else:
@@ -86,13 +86,13 @@ class Runner:
             else:
                 rows[index].ended = outcome
         if checking and any(answers):
-            self._check(rows, answers, seed)
+            self._check(rows, answers, seed, number)
 
-    def _check(self, rows: list[Row], answers: dict[int, Answer], seed: int) -> None:
+    def _check(self, rows: list[Row], answers: dict[int, Answer], seed: int, number: int) -> None:
         """Refuse rows whose answer is not the reference's, computed apart where the reference did not run."""
         expected = answers.get(0)
         if expected is None and rows[0].cell.kind in ("operator", "fetch"):
-            only = replace(rows[0].cell, check_only=True, seed=1, need_bytes=0)
+            only = replace(rows[0].cell, check_only=True, seed=_seed(number), need_bytes=0)
             _, found = runner.alone(only, default_limit_bytes(), (seed,))
             expected = found[0] if found else None
         if expected is None:
@@ -138,6 +138,11 @@ class Runner:
             "limit_bytes": self.limit_bytes,
             "details": dict(outcomes[-1].details) if outcomes else {},
         }
+
+
+def _seed(number: int) -> int:
+    """Of a round's inputs."""
+    return 1000 * number + 1
 
 
 def _ratios(reference: Row, row: Row) -> list[float]:
