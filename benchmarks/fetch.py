@@ -38,7 +38,11 @@ def island_starts(tokens: int) -> list[int]:
 
 def serve(bound: Bound, path: str, batch: int, seq: int, connection: Connection) -> None:
     """One worker: prepare the shard, then fetch the windows that it is sent until there are none."""
-    base_bytes = proportional_bytes()
+    connection.send("started")
+    connection.recv()
+    base_bytes = proportional_bytes()  # once all processes are there: what they share is a smaller part for each
+    connection.send("noted")
+    connection.recv()
     shard = bound.prepare(np.load(path, mmap_mode="r"))
     connection.send("ready")
     while True:
@@ -65,9 +69,13 @@ class FetchWork:
             process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             self.workers.append((process, ours))
-        for process, connection in self.workers:
-            if not connection.poll(cell.limit_s) or connection.recv() != "ready":
-                raise RuntimeError(f"a fetching process ended with {process.exitcode} before its shard was ready")
+        for stage in ("started", "noted", "ready"):
+            for process, connection in self.workers:
+                if not connection.poll(cell.limit_s) or connection.recv() != stage:
+                    raise RuntimeError(f"a fetching process ended with {process.exitcode} before its shard was ready")
+            for _, connection in self.workers:
+                if stage != "ready":
+                    connection.send("go on")
 
     def item(self, index: int) -> list[list[int]]:
         """Starts of windows in the islands, for every process its own."""

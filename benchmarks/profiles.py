@@ -133,7 +133,7 @@ STANDARD = Profile(
     turns=3,
     limit_s=300,
     operators={
-        "attention": (attention(2, 1, 5), attention(4, 1, 3), attention(8, 1, 2)),
+        "attention": (attention(2, 1, 4), attention(4, 1, 3), attention(8, 1, 2)),
         "cross_entropy": (head(256, 1, BOTH),),
         "moe": (experts(2, 1),),
         "sampler": (head(256, 1, FORWARD),),
@@ -175,7 +175,7 @@ FULL = Profile(
     breakdown_axes={"B": 1, "C": 32},
     small_rounds=2,
     trainer_steps=20,
-    engine_1b={"production": (1, 2, 4), "reference": (1,)},
+    engine_1b={"production": (1, 4), "reference": (1,)},
 )
 
 PROFILES = {profile.name: profile for profile in (QUICK, STANDARD, FULL)}

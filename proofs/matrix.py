@@ -129,7 +129,7 @@ def _record(claims: Claims, right: bool, mechanism: int, text: str, kills: list[
         "status": first.get("status", "passed"),
         "message": first.get("message", ""),
         "duration_ms": first.get("duration_ms"),
-        "kills": {f"{k['property']} {k['dtype']}": k["status"] for k in kills},
+        "kills": [{name: k[name] for name in ("property", "dtype", "status", "duration_ms")} for k in kills],
     }
 
 

@@ -84,6 +84,15 @@ def kill_records(folder: Path) -> list[dict[str, Any]] | None:
     return list(read_json(path)[0]["records"]) if path.is_file() else None
 
 
+def _kills(record: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds by property, the fewest over dtypes."""
+    found: dict[str, float] = {}
+    for kill in record["kills"]:
+        known = found.get(kill["property"], kill["duration_ms"])
+        found[kill["property"]] = min(known, kill["duration_ms"])
+    return found
+
+
 def survivors(records: Iterable[dict[str, Any]]) -> list[str]:
     """Wrong variants that passed, and right ones that were rejected."""
     found = []
@@ -98,14 +107,15 @@ def survivors(records: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def kill_page(folder: Path) -> str:
-    """Adversary by property: a cross where the property rejected it."""
+    """Adversary by property: the milliseconds after which the property rejected it, in whatever dtype was fastest."""
     records = kill_records(folder)
     if records is None:
         return ""
-    properties = sorted({r["killed_by"] for r in records if r["killed_by"]})
+    kills = {(r["operator"], r["adversary"]): _kills(r) for r in records}
+    properties = sorted({name for found in kills.values() for name in found})
     rows = []
     for r in sorted(records, key=lambda r: (r["right"], r["operator"], r["adversary"])):
-        marks = ["✕" if r["killed_by"] == name else "" for name in properties]
+        found = kills[r["operator"], r["adversary"]]
         right = r["verdict"] == ("passed" if r["right"] else "killed")
         rows.append(
             [
@@ -113,13 +123,18 @@ def kill_page(folder: Path) -> str:
                 r["operator"],
                 r["mechanism"],
                 "right" if r["right"] else "wrong",
-                *marks,
+                *(f"{found[name]:.0f}" if name in found else "" for name in properties),
                 r["verdict"] if right else f"**{r['verdict']}**",
+                r["what"].replace("|", "\\|"),
             ]
         )
     wrong = sum(not r["right"] for r in records)
     alive = survivors(records)
-    head = f"{wrong} wrong variants and {len(records) - wrong} right ones; {len(alive)} judged wrongly."
-    body = table(["Adversary", "Operator", "Mechanism", "Is", *properties, "Verdict"], rows)
+    head = (
+        f"{wrong} wrong variants and {len(records) - wrong} right ones; {len(alive)} judged wrongly. A number is the "
+        "milliseconds until the property rejected it, in the dtype where that was fastest; mechanisms are numbered, "
+        "and several adversaries may share one."
+    )
+    body = table(["Adversary", "Operator", "Mechanism", "Is", *properties, "Verdict", "What it does"], rows)
     digest = hashlib.sha256((folder / KILL_MATRIX).read_bytes()).hexdigest()
     return page("Kill matrix", head, body, foot=f"Records SHA-256 `{digest}`")

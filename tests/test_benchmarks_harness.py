@@ -257,6 +257,25 @@ def test_an_interrupted_suite_keeps_its_finished_tables(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_reference_that_did_not_fit_answers_under_the_seed_of_the_round(
+    catalogue: registry.Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(cells: list[Cell], limit: int, seeds: Any = (), progress: Any = None) -> Results:
+        results: Results = []
+        for cell in cells:
+            big = cell.variant == "einsum" and not cell.check_only
+            fits = Outcome(status="measured", values_s=(1.0,), median_s=1.0)
+            killed = Outcome(status="killed_memory", reason="too much")
+            answer = {"y": torch.full((1,), float(cell.seed))}
+            results.append((killed, []) if big else (fits, [answer for _ in seeds]))
+        return results
+
+    monkeypatch.setattr(runner, "run", run)
+    einsum, null, chunked = runs(catalogue).run(three(("einsum", "chunked")))
+    assert [einsum["status"], null["status"]] == ["killed_memory"] * 2
+    assert (chunked["status"], chunked["checked"], chunked["ratio"]) == ("measured", True, None)
+
+
 def test_a_wrong_output_is_a_better_reason_than_a_slow_start(
     catalogue: registry.Catalogue, monkeypatch: pytest.MonkeyPatch
 ) -> None:

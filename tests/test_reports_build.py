@@ -224,11 +224,17 @@ def test_loss_curve_comes_from_a_runs_metrics(write: Callable[..., Path], tmp_pa
     assert "ema_tf" in (tmp_path / "generated" / "loss.svg").read_text()
 
 
+DTYPES_MS = (("float32", 7.2), ("float64", 5.4))
+
+
 def kill(**fields: Any) -> dict[str, Any]:
     base = {"adversary": "zeros", "operator": "attention", "mechanism": "returns zeros", "right": False,
             "verdict": "killed",
-            "expected": "mismatch", "killed_by": "forward", "status": "mismatch", "duration_ms": 5}  # fmt: skip
-    return {**base, **fields}
+            "what": "zeros", "expected": "killed", "killed_by": "forward", "status": "failed",
+            "duration_ms": 5}  # fmt: skip
+    by = fields.get("killed_by", "forward")
+    kills = [{"property": by, "dtype": d, "status": "failed", "duration_ms": ms} for d, ms in DTYPES_MS if by]
+    return {**base, "kills": kills, **fields}
 
 
 def test_survivors_are_wrong_ones_that_passed_and_right_ones_that_did_not() -> None:
@@ -250,6 +256,6 @@ def test_kill_matrix_is_a_table_of_adversary_by_property(write: Callable[..., Pa
     (tmp_path / "ledger" / evidence.KILL_MATRIX).write_text(json.dumps(document(rows)))
     build(tmp_path)
     page = (tmp_path / "generated" / "KILL_MATRIX.md").read_text()
-    assert "| Adversary | Operator | Mechanism | Is | causality | forward | Verdict |" in page
-    assert "| late | attention | returns zeros | wrong | ✕ |  | killed |" in page
+    assert "| Adversary | Operator | Mechanism | Is | causality | forward | Verdict | What it does |" in page
+    assert "| late | attention | returns zeros | wrong | 5 |  | killed | zeros |" in page
     assert "2 wrong variants and 1 right ones; 0 judged wrongly." in page
