@@ -81,7 +81,12 @@ def _recipes(ledger: Ledger) -> str:
 def kill_records(folder: Path) -> list[dict[str, Any]] | None:
     """The adversaries' verdicts, None where they were never run."""
     path = folder / KILL_MATRIX
-    return list(read_json(path)[0]["records"]) if path.is_file() else None
+    if not path.is_file():
+        return None
+    records = list(read_json(path)[0]["records"])
+    if any(not isinstance(r.get("kills"), list) for r in records):
+        raise ValueError(f"{path} is of an older form: attack again with: python -m proofs --adversaries")
+    return records
 
 
 def _kills(record: dict[str, Any]) -> dict[str, float]:
@@ -98,10 +103,10 @@ def survivors(records: Iterable[dict[str, Any]]) -> list[str]:
     found = []
     for r in records:
         if not r["right"] and r["verdict"] != "killed":
-            found.append(f"{r['adversary']} ({r['operator']}: {r['mechanism']}) is wrong and passed")
+            found.append(f"{r['adversary']} ({r['operator']}: {r['what']}) is wrong and passed")
         if r["right"] and r["verdict"] == "killed":
             found.append(
-                f"{r['adversary']} ({r['operator']}: {r['mechanism']}) is right and was rejected by {r['killed_by']}"
+                f"{r['adversary']} ({r['operator']}: {r['what']}) is right and was rejected by {r['killed_by']}"
             )
     return found
 
@@ -121,11 +126,11 @@ def kill_page(folder: Path) -> str:
             [
                 r["adversary"],
                 r["operator"],
-                r["mechanism"],
+                str(r["mechanism"]),
                 "right" if r["right"] else "wrong",
                 *(f"{found[name]:.0f}" if name in found else "" for name in properties),
                 r["verdict"] if right else f"**{r['verdict']}**",
-                r["what"].replace("|", "\\|"),
+                r["what"],
             ]
         )
     wrong = sum(not r["right"] for r in records)

@@ -228,7 +228,7 @@ DTYPES_MS = (("float32", 7.2), ("float64", 5.4))
 
 
 def kill(**fields: Any) -> dict[str, Any]:
-    base = {"adversary": "zeros", "operator": "attention", "mechanism": "returns zeros", "right": False,
+    base = {"adversary": "zeros", "operator": "attention", "mechanism": 5, "right": False,
             "verdict": "killed",
             "what": "zeros", "expected": "killed", "killed_by": "forward", "status": "failed",
             "duration_ms": 5}  # fmt: skip
@@ -257,5 +257,9 @@ def test_kill_matrix_is_a_table_of_adversary_by_property(write: Callable[..., Pa
     build(tmp_path)
     page = (tmp_path / "generated" / "KILL_MATRIX.md").read_text()
     assert "| Adversary | Operator | Mechanism | Is | causality | forward | Verdict | What it does |" in page
-    assert "| late | attention | returns zeros | wrong | 5 |  | killed | zeros |" in page
+    assert "| late | attention | 5 | wrong | 5 |  | killed | zeros |" in page
     assert "2 wrong variants and 1 right ones; 0 judged wrongly." in page
+    rows[0]["kills"] = {"forward float32": "failed"}
+    (tmp_path / "ledger" / evidence.KILL_MATRIX).write_text(json.dumps(document(rows)))
+    assert build(tmp_path) == 2
+    assert (tmp_path / "generated" / "KILL_MATRIX.md").read_text() == page

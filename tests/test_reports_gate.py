@@ -211,10 +211,12 @@ def test_a_surviving_adversary_fails(tmp_path: Path) -> None:
     alive = {
         "adversary": "alive",
         "operator": "moe",
-        "mechanism": "zeros",
+        "mechanism": 5,
+        "what": "zeros",
         "right": False,
         "verdict": "passed",
         "killed_by": None,
+        "kills": [],
     }
     (tmp_path / "ledger" / "kill_matrix.json").write_text(json.dumps(document([alive])))
     assert gate.adversaries(question(tmp_path)).failures == ("alive (moe: zeros) is wrong and passed",)
