@@ -31,8 +31,8 @@ INTRODUCTION = (
     "Each cell ran in a process of its own under limits of time and memory. Rows of a table took turns, one alone "
     "computing at any time, in one or more rounds of fresh processes; `× ref` is the median, over turns and then over "
     "rounds, of the reference's time over the row's in the same turn. The null row is the reference measured as if it "
-    "were a variant. `× floor` is how many times longer the row takes than the machine's measured matmul and copy rates "
-    "allow. Peak is above inputs, in a region of its own."
+    "were a variant. `× floor` is how many times longer the row takes than the machine's measured rates of matmul and "
+    "copy allow. Peak is above inputs, in a region of its own."
 )
 
 
