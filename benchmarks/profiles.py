@@ -109,7 +109,7 @@ QUICK = Profile(
             Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=5, modes=FORWARD),
             Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=3, modes=TRAINING),
         ),
-        "cross_entropy": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=2),),
+        "cross_entropy": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=5),),
         "moe": (Shape(case="quick", axes={"B": 2, **MOE_TINY}, rounds=2, values="one"),),
         "sampler": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=2, modes=FORWARD),),
         "block": (Shape(case="quick", axes={"B": 2, **BLOCK_TINY}, rounds=1, modes=TRAINING),),
