@@ -13,7 +13,8 @@ from reports.records import Record
 
 # The median of few rounds has a spread of its own: 1.25 standard errors of a mean, from the median absolute deviation.
 MAD_TO_SIGMA, MEDIAN_FACTOR = 1.4826, 1.2533
-SIGMAS = 2.5
+# A second measurement has to agree, less clearly, since a false alarm would have to come twice.
+SIGMAS, AGREEING_SIGMAS = 2.0, 1.5
 # Below this a slow-down is not told from noise, however quiet the rounds happened to be.
 FLOOR_LOG, FLOOR_FEW_ROUNDS_LOG, ENOUGH_ROUNDS = math.log(1.12), math.log(1.3), 3
 PEAK_SHARE, PEAK_SLACK_BYTES = 0.15, 2**20
@@ -79,32 +80,34 @@ def noise_log(row: Mapping[str, Any]) -> float:
     return max(spread_log(row.get("null_ratios"), 0.0), own)
 
 
-def threshold_log(before: Mapping[str, Any], now: Mapping[str, Any]) -> float:
+def threshold_log(before: Mapping[str, Any], now: Mapping[str, Any], sigmas: float = SIGMAS) -> float:
     """How far the log ratio may fall: the noise of both, never less than the floor."""
     rounds = min(len(before.get("ratios") or ()), len(now.get("ratios") or ()))
     floor = FLOOR_LOG if rounds >= ENOUGH_ROUNDS else FLOOR_FEW_ROUNDS_LOG
     small_sample = 1 + 1 / max(1, rounds)
-    return max(floor, SIGMAS * small_sample * math.hypot(noise_log(before), noise_log(now)))
+    return max(floor, sigmas * small_sample * math.hypot(noise_log(before), noise_log(now)))
 
 
-def worse(before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]]) -> list[Excess]:
+def worse(
+    before: Iterable[Mapping[str, Any]], now: Iterable[Mapping[str, Any]], sigmas: float = SIGMAS
+) -> list[Excess]:
     """Rows slower or hungrier than recorded, and recorded rows that have no number any more."""
     recorded = {key(row): row for row in before}
     found = []
     for row in now:
         name = key(row)
         if name in recorded and recorded[name].get("ratio"):
-            found += _worse(recorded[name], row, name)
+            found += _worse(recorded[name], row, name, sigmas)
     return found
 
 
-def _worse(before: Mapping[str, Any], now: Mapping[str, Any], name: Key) -> list[Excess]:
+def _worse(before: Mapping[str, Any], now: Mapping[str, Any], name: Key, sigmas: float) -> list[Excess]:
     label = f"{now['suite']}: {now['operator']}/{now['variant']} {now['mode']} {json.dumps(now['axes'])}"
     if not now.get("ratio"):
         words = f"{label} had ×{before['ratio']:.3g} and is now {now['status']}: {now['reason']}"
         return [Excess(now["suite"], name, "lost", words)]
     found = []
-    fall, allowed = math.log(before["ratio"] / now["ratio"]), threshold_log(before, now)
+    fall, allowed = math.log(before["ratio"] / now["ratio"]), threshold_log(before, now, sigmas)
     if fall > allowed:
         slower, noise = 100 * math.expm1(fall), 100 * math.expm1(allowed)
         words = f"{label} fell from ×{before['ratio']:.3g} to ×{now['ratio']:.3g}, {slower:.0f} % slower"

@@ -126,7 +126,9 @@ def ratios(question: Question) -> Check:
                 [sys.executable, "-m", "benchmarks", "--suite", suite, "--out", str(again), *question.remeasure]
             )
     second = _comparable(load_all(again), baseline["environment"])[0] if again is not None and again.is_dir() else []
-    failing, open_ = compare.confirmed(first, compare.worse(before, second), {compare.key(row) for row in second})
+    failing, open_ = compare.confirmed(
+        first, compare.worse(before, second, compare.AGREEING_SIGMAS), {compare.key(row) for row in second}
+    )
     failures = [f"{excess.message} (measured twice)" for excess in failing]
     how = "measure again: `python -m benchmarks --suite {} --out AGAIN`, then `python -m reports gate --again AGAIN`"
     failures += [f"{excess.message}; {how.format(excess.suite)}" for excess in open_]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from proofs.judge import Judge
+from proofs.judge import Drawn, Judge
 from proofs.matrix import FOLDER
 from proofs.prover import Plan, claims_of, judged, missing_requirement
 from proofs.session import Claims, Session
@@ -102,3 +104,17 @@ def test_a_missing_requirement_is_a_reason_and_no_error() -> None:
     old = Claims(**{**vars(claims), "requires": ("torch<2",)})
     assert "installed is" in str(missing_requirement(old))
     assert missing_requirement(claims) is None
+
+
+def test_a_drawn_shape_whose_gradient_is_zero_in_truth_is_no_error(
+    judges: dict[tuple[str, str], Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One token without a carry: y is v, and nothing depends on q. Of a declared case it would be an error.
+    def only(self: Session, holds: Callable[[Drawn, str], None]) -> None:
+        case = next(c for c in self.operator.cases() if c.values == "zero_carry")
+        holds(self.draw(case.resized(G=1, C=1, K=2), 0), "contiguous")
+
+    monkeypatch.setattr(Session, "for_drawn_shapes", only)
+    with Worker((FOLDER / "attention.py",), 20.0) as worker:
+        outcome = judged("gradient", session(judges, worker, "attention", RIGHT["attention"], "float32"))
+    assert outcome[0] == "passed", outcome

@@ -24,7 +24,11 @@ def check(session: Session) -> None:
             drawn = session.draw(case, seed)
             if session.outside(drawn.arguments) is not None:
                 continue
-            _one(session, drawn, "random", [session.judge.cotangents(drawn)])
+            cotangents = [session.judge.cotangents(drawn)]
+            if seed == 0:
+                # Declared cases only: of one token without a carry, which may be drawn, q's gradient is zero in truth.
+                check_case(session, drawn, session.judge.expected(drawn, cotangents, key="random"), gradients=True)
+            _one(session, drawn, "random", cotangents)
             if case.kind == "real" or seed > 1:
                 continue
             _one(session, drawn, "random", [session.judge.cotangents(drawn)], layout="strided")
@@ -43,8 +47,6 @@ def check(session: Session) -> None:
 def _one(session: Session, drawn: Drawn, key: str, cotangents: Cotangents, layout: str = "contiguous") -> None:
     names = session.judge.differentiable(drawn.arguments)
     expected = session.judge.expected(drawn, cotangents, key=key)
-    if drawn.seed == 0 and key == "random":  # a uniform cotangent may well give a constant gradient
-        check_case(session, drawn, expected, gradients=True)
     answer = session.ask(
         drawn.arguments,
         grad=names,
