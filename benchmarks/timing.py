@@ -26,7 +26,7 @@ TRIAL_BUDGET_S = 0.8
 # Calls before the timed ones may be slower by caches and page faults, not by this factor; a call alone of a few
 # microseconds is mostly cold caches and a busy machine, so that it has this slack on top.
 SLOW_START = 4.0
-SINGLE_SLACK_S = 1e-3
+SINGLE_SLACK_S = 5e-3
 LEAST_SHOWN = 0.7
 # pytest's own plug-ins that a single test does without; some collect garbage over all of torch.
 UNUSED = ("cacheprovider", "unraisableexception", "threadexception", "doctest", "junitxml", "faulthandler", "pastebin")
