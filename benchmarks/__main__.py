@@ -121,7 +121,7 @@ def _run(given: argparse.Namespace) -> int:
             raise ValueError(f"the {profile.name} profile has no such cells: see {', '.join(suites)} with --list")
         if given.list:
             return _list(tables)
-        if "data_fetch" in suites:
+        if "data_fetch" in tables:
             fetch.make_shard(Path(plan.shard), profile.fetch_tokens)
         _measure(given, profile.name, tables, judge, limit_bytes, where)
     return 0

@@ -132,21 +132,24 @@ class Process:
         """The next message; ``_EndedError`` when the process ends, or passes its time or memory limit."""
         began = monotonic()
         while not self._connection.poll(POLL_S):
-            if self._tree is not None:
-                self.most_bytes = max(self.most_bytes, self._tree())
-            if self.most_bytes > self.limit_bytes:
-                raise self._ended("killed_memory", f"{_gib(self.most_bytes)} resident, limit {_gib(self.limit_bytes)}")
-            self._in_time(self._spent_s + monotonic() - began)
+            self._within_limits(self._spent_s + monotonic() - began)
         self._spent_s += monotonic() - began
-        self._in_time(self._spent_s)
+        self._within_limits(self._spent_s)
         try:
             message = self._connection.recv_bytes()
             return message if raw else json.loads(message)
         except (EOFError, ConnectionResetError):
             raise self._crashed() from None
 
-    def _in_time(self, spent_s: float) -> None:
-        """The time that it waited for the others is not its own; many quick answers count as one slow one does."""
+    def _within_limits(self, spent_s: float) -> None:
+        """Looked at with every answer too: many quick turns count as one slow one does.
+
+        The time that the process waited for the others is not its own.
+        """
+        if self._tree is not None:
+            self.most_bytes = max(self.most_bytes, self._tree())
+        if self.most_bytes > self.limit_bytes:
+            raise self._ended("killed_memory", f"{_gib(self.most_bytes)} resident, limit {_gib(self.limit_bytes)}")
         if spent_s > self.cell.limit_s:
             raise self._ended("timed_out", f"not done within {self.cell.limit_s:g} s")
 

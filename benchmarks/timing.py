@@ -47,7 +47,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds a call, one a turn; how many calls a round had, what calibration saw before, and the cell's own clocks.
+    """Seconds a call, one a turn; how many calls a turn had, what calibration saw before, and the cell's own clocks.
 
     ``run_s`` is how long the timed calls took by a clock that was bound before any variant was loaded, ``busy_s`` all
     of the measurement by it: less in ``values_s`` than in ``run_s`` is a timer that was tampered with.
