@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from proofs import drift, explain, matrix, prover, recipes, reproduce
+from proofs import explain, matrix, prover, recipes, reproduce
 from proofs.session import Claims
 from proofs.worker import Rejection
 from registry import DTYPES, PROPERTIES, Catalogue, Ledger, Proof, load
@@ -25,6 +25,7 @@ from registry.recipe import load_recipe
 from registry.records import document
 from registry.resolve import device_class
 from registry.static import enumerate_static
+from reports import drift
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--long",
         action="store_true",
-        help="chain 10,000 chunks, plot the drift to drift/*.svg; nothing is recorded",
+        help="chain 10,000 chunks, plot the drift to drift/*.svg and keep it beside the ledger; no proof is recorded",
     )
     add("--no-real", action="store_true", help="leave out the 1B-shape cases; nothing is recorded")
     add("--explain", action="store_true", help="what each property guarantees and what it does not")
@@ -88,6 +89,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if not fnmatch.filter(PROPERTIES, arguments.property):
         raise unknown("property", arguments.property, PROPERTIES)
     where = device_class(arguments.device)
+    if arguments.long:
+        drift.require_plots()
     if arguments.adversaries:
         folder = arguments.ledger or Ledger().folder
         return matrix.run(arguments.jobs, arguments.operator, arguments.variant, folder, every=arguments.all)
@@ -172,8 +175,7 @@ def describe(proof: Proof) -> str:
 def _finish(proofs: list[Proof], arguments: argparse.Namespace, extra: list[Proof] | None = None) -> int:
     everything = [*proofs, *(extra or [])]
     if arguments.long:
-        for path in drift.plot(everything, Path("drift")):
-            print(f"drift against float64: {path}")
+        _drift(everything, Ledger(arguments.ledger).folder)
     if arguments.json is not None:
         arguments.json.write_text(
             json.dumps(document([p.to_json() for p in everything]), indent=1) + "\n", encoding="utf-8"
@@ -186,6 +188,17 @@ def _finish(proofs: list[Proof], arguments: argparse.Namespace, extra: list[Proo
     if against or (skipped and arguments.plugin is not None):
         return 1
     return 0
+
+
+def _drift(proofs: list[Proof], ledger: Path) -> None:
+    kept = drift.keep(proofs, ledger)
+    if kept is not None:
+        print(f"long chains: {kept}")
+    folder = Path("drift")
+    for name, svg in drift.plots(proofs).items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(svg, encoding="utf-8")
+        print(f"drift against float64: {folder / name}")
 
 
 def _table(proofs: list[Proof]) -> None:

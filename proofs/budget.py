@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from types import EllipsisType
 
+import numpy as np
 import torch
 
 from proofs.worker import Rejection
@@ -24,6 +25,20 @@ class Truth:
     oracle: torch.Tensor
     reference_error: torch.Tensor
     dtypes: tuple[torch.dtype, ...]
+    _parts: dict[Hashable, dict[str, torch.Tensor]] = field(default_factory=dict, compare=False, repr=False)
+
+    def part(self, rows: slice | EllipsisType, axes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        """Largest and root mean square of the reference's error and of the values in one block, kept for next time."""
+        key = ((rows.start, rows.stop) if isinstance(rows, slice) else None, axes)
+        if key not in self._parts:
+            oracle = self.oracle[rows]
+            finite = torch.isfinite(oracle)
+            values = {
+                "own": torch.where(finite, self.reference_error[rows].double(), 0.0),
+                "scale": torch.where(finite, oracle.abs(), 0.0),
+            }
+            self._parts[key] = {"finite": finite.all(), **_reduced(values, axes)}
+        return self._parts[key]
 
     @property
     def is_exact(self) -> bool:
@@ -63,10 +78,11 @@ def measure(
         return _exact(tensor, truth.oracle)
     if tensor.numel() == 0:
         return Measured(0.0, 0.0, ())
-    parts = [_part(name, tensor[rows], truth, rows, keep, circular) for rows in blocks(tensor)]
-    joined = {field: torch.cat([part[field] for part in parts]) for field in parts[0]}
-    if 0 not in keep:
-        joined = {field: _joined(field, value, parts) for field, value in joined.items()}
+    places = blocks(tensor)
+    parts = [_part(name, tensor[rows], truth, rows, keep, circular) for rows in places]
+    joined = {label: torch.cat([part[label] for part in parts]) for label in parts[0]}
+    if 0 not in keep and len(places) > 1:
+        joined = {label: _joined(label, value, parts) for label, value in joined.items()}
     c = tolerance.c * grow
     # Below the smallest normal number results round to multiples of a fixed step, not relatively.
     floor = c * TINY[dtype]
@@ -74,7 +90,11 @@ def measure(
         _ratio(joined["error"], tolerance.k * joined["own"] + c * EPS[dtype] * joined["scale"] + floor),
         _ratio(joined["error_rms"], tolerance.k * joined["own_rms"] + c * EPS[dtype] * joined["scale_rms"] + floor),
     )
-    return _worst(tensor, truth, used, keep, circular)
+    where = _place(used) if tensor.dim() else ()
+    rows: slice | EllipsisType = ...
+    if len(places) > 1 and 0 not in keep:  # only the block with that slice's largest error is looked through
+        rows = places[int(torch.stack([part["error"][where] for part in parts]).argmax())]
+    return _worst(tensor, truth, float(used.max()), where, rows, keep, circular)
 
 
 def blocks(tensor: torch.Tensor) -> list[slice | EllipsisType]:
@@ -85,8 +105,10 @@ def blocks(tensor: torch.Tensor) -> list[slice | EllipsisType]:
     return [slice(start, start + rows) for start in range(0, tensor.shape[0], rows)]
 
 
-def _difference(found: torch.Tensor, oracle: torch.Tensor, circular: bool) -> torch.Tensor:
-    difference = torch.where(torch.isfinite(oracle), found - oracle, 0.0)
+def _difference(found: torch.Tensor, oracle: torch.Tensor, circular: bool, finite: bool = False) -> torch.Tensor:
+    difference = found - oracle
+    if not finite:
+        difference = torch.where(torch.isfinite(oracle), difference, 0.0)
     if circular:
         difference = torch.remainder(difference + math.pi, 2 * math.pi) - math.pi
     return difference.abs()
@@ -97,23 +119,28 @@ def _part(
 ) -> dict[str, torch.Tensor]:
     """Largest and root mean square of error, reference's error and scale in one block, slice by slice (dim 0 of 1)."""
     found, oracle = actual.double(), truth.oracle[rows]
-    _same_non_finites(name, found, oracle, rows)
-    finite = torch.isfinite(oracle)
-    values = {
-        "error": _difference(found, oracle, circular),
-        "own": torch.where(finite, truth.reference_error[rows].double(), 0.0),
-        "scale": torch.where(finite, oracle.abs(), 0.0),
-    }
-    axes = [axis for axis in range(oracle.dim()) if axis not in keep]
-    reduced = {field: _largest(value, axes) for field, value in values.items()}
-    reduced |= {f"{field}_rms": _rms(value, axes) for field, value in values.items()}
-    found_parts = {field: value.reshape(1) if value.dim() == 0 else value for field, value in reduced.items()}
-    return {**found_parts, "rows": torch.full_like(found_parts["error"], float(oracle.shape[0] if oracle.dim() else 1))}
+    axes = tuple(axis for axis in range(oracle.dim()) if axis not in keep)
+    known = truth.part(rows, axes)
+    finite = bool(known["finite"])
+    if not (finite and bool(found.isfinite().all())):
+        _same_non_finites(name, found, oracle, rows)
+    parts = {**_reduced({"error": _difference(found, oracle, circular, finite)}, axes), **known}
+    del parts["finite"]
+    return {**parts, "rows": torch.full_like(parts["error"], float(oracle.shape[0] if oracle.dim() else 1))}
 
 
-def _joined(field: str, value: torch.Tensor, parts: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+def _reduced(values: dict[str, torch.Tensor], axes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, value in values.items():
+        largest = value.amax(dim=axes, keepdim=True) if axes else value
+        for label, reduced in ((name, largest), (f"{name}_rms", _rms(value, axes, largest))):
+            found[label] = reduced.reshape(1) if reduced.dim() == 0 else reduced
+    return found
+
+
+def _joined(label: str, value: torch.Tensor, parts: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     """Blocks of one slice put together: the largest, or the mean square weighted by rows."""
-    if not field.endswith("_rms"):
+    if not label.endswith("_rms"):
         return value.amax(0, keepdim=True)
     weight = torch.cat([part["rows"] for part in parts])
     largest = value.amax(0, keepdim=True)
@@ -121,23 +148,35 @@ def _joined(field: str, value: torch.Tensor, parts: list[dict[str, torch.Tensor]
     return ((value / safe).square() * weight / weight.sum(0, keepdim=True)).sum(0, keepdim=True).sqrt() * safe
 
 
-def _worst(tensor: torch.Tensor, truth: Truth, used: torch.Tensor, keep: tuple[int, ...], circular: bool) -> Measured:
-    """The element with the largest error in the slice that uses most of its budget."""
-    where = torch.unravel_index(used.argmax(), used.shape)
-    start = [int(i) for i in where] if tensor.dim() else []
-    at = tuple(start[axis] if axis in keep else slice(None) for axis in range(tensor.dim()))
-    found, oracle = tensor[at].double(), truth.oracle[at]
-    error = _difference(found, oracle, circular)
-    inner = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)] if error.dim() else []
-    index = tuple(start[axis] if axis in keep else inner.pop(0) for axis in range(tensor.dim()))
-    flat = tuple(index)
+def _worst(
+    tensor: torch.Tensor,
+    truth: Truth,
+    used: float,
+    where: tuple[int, ...],
+    rows: slice | EllipsisType,
+    keep: tuple[int, ...],
+    circular: bool,
+) -> Measured:
+    """The element with the largest error in the slice that uses most of its budget, which lies in ``rows``."""
+    at = tuple(where[axis] if axis in keep else slice(None) for axis in range(tensor.dim()))
+    error = _difference(tensor[rows][at].double(), truth.oracle[rows][at], circular)
+    inner = list(_place(error))
+    index = [where[axis] if axis in keep else inner.pop(0) for axis in range(tensor.dim())]
+    if isinstance(rows, slice):
+        index[0] += int(rows.start)
+    place = tuple(index)
     return Measured(
-        float(_difference(tensor[flat].double(), truth.oracle[flat], circular)),
-        float(used.max()),
-        index,
-        float(tensor[flat]),
-        float(truth.oracle[flat]),
+        float(_difference(tensor[place].double(), truth.oracle[place], circular)),
+        used,
+        place,
+        float(tensor[place]),
+        float(truth.oracle[place]),
     )
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Where the largest element is."""
+    return tuple(int(i) for i in np.unravel_index(int(tensor.argmax()), tuple(tensor.shape)))
 
 
 def _same_form(name: str, actual: object, truth: Truth) -> torch.Tensor:
@@ -184,15 +223,10 @@ def _same_non_finites(name: str, found: torch.Tensor, oracle: torch.Tensor, rows
         )
 
 
-def _largest(value: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    return value.amax(dim=axes, keepdim=True) if axes else value
-
-
-def _rms(value: torch.Tensor, axes: list[int]) -> torch.Tensor:
+def _rms(value: torch.Tensor, axes: tuple[int, ...], largest: torch.Tensor) -> torch.Tensor:
     # Scaled by the largest element: squares of values near the ends of the range would over- or underflow.
-    largest = _largest(value, axes)
     safe = torch.where(largest > 0, largest, 1.0)
-    return (value / safe).square().mean(dim=axes, keepdim=True).sqrt() * safe if axes else value
+    return (value / safe).square_().mean(dim=axes, keepdim=True).sqrt() * safe if axes else value
 
 
 def _ratio(error: torch.Tensor, budget: torch.Tensor) -> torch.Tensor:

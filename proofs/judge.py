@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from registry import Bound, Case, Catalogue, Operator, leaves, map_leaves
 
 Tree = dict[str, Any]
 MARGIN = {"float32": 1e-4, "float64": 1e-9, "bfloat16_autocast": 5e-3}
-CACHE_BYTES = 2 << 30
+CACHE_BYTES, DRAWN_BYTES = 2 << 30, 1 << 29
 _STAND_IN = EPS["float64"] / EPS["float32"]
 
 
@@ -37,6 +37,11 @@ class Drawn:
     def where(self) -> str:
         """The case and seed in words."""
         return f"case {self.case.name} ({','.join(f'{k}={v}' for k, v in self.case.sizes.items())}), seed {self.seed}"
+
+    def nbytes(self) -> int:
+        """Bytes held, for the cache's limit; an expanded input counts once."""
+        tensors = (leaf for _, leaf in leaves(self.arguments) if isinstance(leaf, torch.Tensor))
+        return sum(t.untyped_storage().nbytes() for t in tensors if t.layout is torch.strided)
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,11 @@ class Raw:
     differentiable: frozenset[str]
 
 
+# One list of cotangents a backward, or what makes them from the outputs.
+Backwards = Sequence[list[torch.Tensor | None]]
+Cotangents = Backwards | Callable[[Mapping[str, torch.Tensor]], Backwards]
+
+
 class Judge:
     """Inputs and truths of one operator at one dtype and device; truths are kept for the next variant."""
 
@@ -74,9 +84,14 @@ class Judge:
         self.eps = EPS[dtype]
         self.torch_dtype = torch.float64 if dtype == "float64" else torch.float32
         self._kept: OrderedDict[Any, Expected] = OrderedDict()
+        self._drawn: OrderedDict[Any, Drawn] = OrderedDict()
 
     def draw(self, case: Case, seed: int) -> Drawn:
-        """Inputs of a case; drawn again while a discrete decision lies within the dtype's noise."""
+        """Inputs of a case, kept for the next property and variant: they are read here, never written."""
+        return _kept(self._drawn, (*_identity(case), seed), lambda: self._draw(case, seed), DRAWN_BYTES)
+
+    def _draw(self, case: Case, seed: int) -> Drawn:
+        """Drawn again while a discrete decision lies within the dtype's noise."""
         for attempt in range(200):
             text = f"{self.operator.name}|{case.name}|{case.values}|{sorted(case.sizes.items())}|{seed}|{attempt}"
             generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
@@ -87,23 +102,7 @@ class Judge:
 
     def cotangents(self, drawn: Drawn, index: int = 0, uniform: bool = False) -> list[torch.Tensor | None]:
         """Random non-uniform cotangents for every floating output; ``uniform`` gives one expanded value (stride 0)."""
-        generator = torch.Generator().manual_seed(7919 * (drawn.seed + 1) + index)
-        found: list[torch.Tensor | None] = []
-        for output in self.shapes(drawn).values():
-            if not output.dtype.is_floating_point:
-                found.append(None)
-            elif uniform:
-                found.append(
-                    torch.rand((), generator=generator, dtype=torch.float64)
-                    .add(0.3)
-                    .to(output.dtype)
-                    .expand(output.shape)
-                )
-            else:
-                found.append(
-                    torch.randn(output.shape, generator=generator, dtype=torch.float64).add(0.4).to(output.dtype)
-                )
-        return found
+        return _cotangents(self.shapes(drawn), drawn.seed, index, uniform)
 
     def shapes(self, drawn: Drawn) -> dict[str, torch.Tensor]:
         """The outputs' shapes and dtypes on these inputs, as tensors (from the reference's own run)."""
@@ -124,22 +123,26 @@ class Judge:
         grad: Sequence[str] | None = None,
     ) -> Expected:
         """The truth for these inputs; kept under (case, seed, key), where key names the cotangents."""
-        wanted = tuple(self.differentiable(drawn.arguments) if grad is None else grad) if cotangents else ()
-        name = (drawn.case.name, drawn.case.values, tuple(sorted(drawn.case.sizes.items())), drawn.seed, key, wanted)
+        inputs = tuple(self.differentiable(drawn.arguments) if grad is None else grad)
+        wanted = inputs if cotangents else ()
         if key is None and cotangents:
             return self.compute(drawn.arguments, cotangents, wanted)
-        if name not in self._kept:
-            self._kept[name] = self.compute(drawn.arguments, cotangents, wanted)
-            while len(self._kept) > 1 and sum(e.nbytes() for e in self._kept.values()) > CACHE_BYTES:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(name)
-        return self._kept[name]
+        making: Cotangents = cotangents
+        if drawn.case.kind == "real" and self.dtype == "float32" and not cotangents and inputs:
+            # The 1B shape is run once, forward and gradient: whoever asks first pays for both.
+            key, wanted = "random", inputs
 
-    def compute(
-        self, arguments: Tree, cotangents: Sequence[list[torch.Tensor | None]] = (), wanted: Sequence[str] = ()
-    ) -> Expected:
+            def making(outputs: Mapping[str, torch.Tensor]) -> list[list[torch.Tensor | None]]:
+                # The oracle's outputs are float64, the cotangents those that the variant gets.
+                return [_cotangents(outputs, drawn.seed, dtype=self.torch_dtype)]
+
+        name = (*_identity(drawn.case), drawn.seed, key, wanted)
+        return _kept(self._kept, name, lambda: self.compute(drawn.arguments, making, wanted), CACHE_BYTES)
+
+    def compute(self, arguments: Tree, cotangents: Cotangents = (), wanted: Sequence[str] = ()) -> Expected:
         """Run reference and oracle; in float64, where they coincide, the float32 error scaled by eps stands in."""
         if self.dtype == "float64":
+            assert not callable(cotangents)
             oracle = self.run(arguments, cotangents, wanted, torch.float64)
             low = map_leaves(_to(torch.float32), arguments)
             low_cotangents = [[None if c is None else c.float() for c in each] for each in cotangents]
@@ -173,7 +176,7 @@ class Judge:
     def run(
         self,
         arguments: Tree,
-        cotangents: Sequence[list[torch.Tensor | None]],
+        cotangents: Cotangents,
         wanted: Sequence[str],
         dtype: torch.dtype,
     ) -> Raw:
@@ -192,9 +195,10 @@ class Judge:
         with self._context(dtype):
             outputs = self.reference(*values)
         named = self.name_outputs([leaf for _, leaf in leaves(outputs)], values)
+        backwards = cotangents(named) if callable(cotangents) else cotangents
         grads = [
-            self._gradient(list(named.values()), each, tracked, last=index + 1 == len(cotangents))
-            for index, each in enumerate(cotangents)
+            self._gradient(list(named.values()), each, tracked, last=index + 1 == len(backwards))
+            for index, each in enumerate(backwards)
         ]
         differentiable = frozenset(name for name, leaf in named.items() if leaf.requires_grad)
         return Raw({name: leaf.detach() for name, leaf in named.items()}, grads, differentiable)
@@ -310,6 +314,50 @@ def _expected(
             row[name] = None if value is None or error is None else Truth(_dense(value), error * scale, dtypes(value))
         grads.append(row)
     return Expected(outputs, grads, oracle.differentiable)
+
+
+def _cotangents(
+    outputs: Mapping[str, torch.Tensor],
+    seed: int,
+    index: int = 0,
+    uniform: bool = False,
+    dtype: torch.dtype | None = None,
+) -> list[torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(7919 * (seed + 1) + index)
+    found: list[torch.Tensor | None] = []
+    for output in outputs.values():
+        if not output.dtype.is_floating_point:
+            found.append(None)
+            continue
+        wanted = output.dtype if dtype is None else dtype
+        if uniform:
+            value = torch.rand((), generator=generator, dtype=torch.float64).add(0.3)
+            found.append(value.to(wanted).expand(output.shape))
+        else:
+            values = torch.randn(output.shape, generator=generator, dtype=torch.float64).add(0.4)
+            found.append(values.to(wanted))
+    return found
+
+
+def _identity(case: Case) -> tuple[Hashable, ...]:
+    return (case.name, case.values, tuple(sorted(case.sizes.items())))
+
+
+class _Sized(Protocol):
+    def nbytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=_Sized)
+
+
+def _kept(store: OrderedDict[Any, S], key: Hashable, make: Callable[[], S], limit_bytes: int) -> S:
+    """The value under a key, made when missing; the longest unused go when the store is over its limit."""
+    if key not in store:
+        store[key] = make()
+        while len(store) > 1 and sum(value.nbytes() for value in store.values()) > limit_bytes:
+            store.popitem(last=False)
+    store.move_to_end(key)
+    return store[key]
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

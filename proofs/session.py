@@ -243,7 +243,8 @@ class Session:
                     have, want = ("one", "none") if truth is None else ("none", "one")
                     raise Rejection(
                         "mismatch",
-                        f"gradient of {name}: {have} where the reference gives {want} ({drawn.where})",
+                        f"gradient of {name}: {have} where the reference gives {want} "
+                        f"({drawn.where}{', ' + note if note else ''})",
                         where=f"d{name}",
                     )
                 continue

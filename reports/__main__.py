@@ -66,6 +66,11 @@ def parser() -> argparse.ArgumentParser:
     gating.add_argument("--markdown", type=Path, default=None, help="write the comment to this file as well")
     gating.set_defaults(command=_gate)
     keeping = verbs.add_parser("baseline", help="make the ratios of the records the recorded ones")
+    keeping.add_argument(
+        "--more",
+        action="store_true",
+        help="add the records as one more run of what is recorded: from three runs on the gate knows the noise between",
+    )
     keeping.set_defaults(command=_baseline)
     for verb in (building, gating, keeping):
         verb.add_argument(
@@ -125,7 +130,7 @@ def _gate(given: argparse.Namespace) -> int:
 
 
 def _baseline(given: argparse.Namespace) -> int:
-    count = record_baseline(given.records, given.baseline)
+    count = record_baseline(given.records, given.baseline, more=given.more)
     print(f"{count} ratios recorded in {given.baseline.name}")
     return 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry import Ledger, enumerate_static
-from reports import derived, evidence, section4
+from reports import derived, drift, evidence, section4
 from reports.notes import null_noise
 from reports.records import SUITES, Records, load
 from reports.text import DASH, ms, size, table, times
@@ -31,6 +31,15 @@ class Places:
         """The metrics given, else those beside the records."""
         return self.metrics or self.records / METRICS
 
+    @property
+    def losses(self) -> dict[str, Path]:
+        """Metrics whose loss curves are drawn, by name: that run's, and ``NAME.metrics.jsonl`` beside the records.
+
+        A run kept by name (quickstart's, say) is not at a position of the shard that time to finish speaks of.
+        """
+        named = {path.name.removesuffix(f".{METRICS}"): path for path in sorted(self.records.glob(f"*.{METRICS}"))}
+        return {**({"run": self.run_metrics} if self.run_metrics.is_file() else {}), **named}
+
 
 def render(places: Places) -> dict[str, str]:
     """Every generated markdown file's text by name, a pure function of records, ledger and sources."""
@@ -48,7 +57,8 @@ def build(places: Places) -> list[Path]:
     from reports.plots import plots
 
     pages = render(places)
-    drawn = plots(load(places.records), Ledger(places.ledger), enumerate_static(), places.run_metrics)
+    drawn = plots(load(places.records), Ledger(places.ledger), enumerate_static(), places.losses)
+    drawn |= drift.plots(drift.read(places.ledger))
     readme = readme_text(places)
     places.out.mkdir(parents=True, exist_ok=True)
     for name, text in {**pages, **drawn}.items():

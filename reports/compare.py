@@ -17,6 +17,8 @@ MAD_TO_SIGMA, MEDIAN_FACTOR = 1.4826, 1.2533
 SIGMAS, AGREEING_SIGMAS = 2.0, 1.5
 # Below this a slow-down is not told from noise, however quiet the rounds happened to be.
 FLOOR_LOG, FLOOR_FEW_ROUNDS_LOG, ENOUGH_ROUNDS = math.log(1.12), math.log(1.3), 3
+# What lies between runs (where memory came to lie, say) no round of one run shows: it takes several recorded runs.
+ENOUGH_RUNS = 3
 PEAK_SHARE, PEAK_SLACK_BYTES = 0.15, 2**20
 KEY_FIELDS = ("suite", "operator", "variant", "recipe", "case", "axes", "mode", "device", "dtype", "options")
 TABLE_FIELDS = ("suite", "case", "axes", "mode", "device", "dtype")
@@ -80,12 +82,32 @@ def noise_log(row: Mapping[str, Any]) -> float:
     return max(spread_log(row.get("null_ratios"), 0.0), own)
 
 
+def between_runs_log(row: Mapping[str, Any]) -> float:
+    """Standard deviation of the next run's log ratio about the recorded runs' centre; 0 while there are too few."""
+    runs = [math.log(ratio) for ratio in row.get("runs") or ()]
+    return statistics.stdev(runs) * math.sqrt(1 + 1 / len(runs)) if len(runs) >= ENOUGH_RUNS else 0.0
+
+
 def threshold_log(before: Mapping[str, Any], now: Mapping[str, Any], sigmas: float = SIGMAS) -> float:
-    """How far the log ratio may fall: the noise of both, never less than the floor."""
+    """How far the log ratio may fall: the noise of both, or what lies between runs, never less than the floor."""
     rounds = min(len(before.get("ratios") or ()), len(now.get("ratios") or ()))
     floor = FLOOR_LOG if rounds >= ENOUGH_ROUNDS else FLOOR_FEW_ROUNDS_LOG
     small_sample = 1 + 1 / max(1, rounds)
-    return max(floor, sigmas * small_sample * math.hypot(noise_log(before), noise_log(now)))
+    within = small_sample * math.hypot(noise_log(before), noise_log(now))
+    return max(floor, sigmas * within, sigmas * between_runs_log(before))
+
+
+def with_run(row: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """A recorded row with one more run: the ratio is the runs' median, the peak the highest seen."""
+    runs = [*(row.get("runs") or [row["ratio"]]), run["ratio"]]
+    peaks = [peak for peak in (row.get("peak_bytes"), run.get("peak_bytes")) if peak is not None]
+    return {
+        **run,
+        "runs": runs,
+        "ratio": statistics.median(runs),
+        "peak_bytes": max(peaks, default=None),
+        "null_peak_bytes": max(row["null_peak_bytes"], run["null_peak_bytes"]),
+    }
 
 
 def worse(

@@ -174,18 +174,27 @@ def recorded(question: Question) -> dict[str, Any] | None:
     return content
 
 
-def record_baseline(measured: Path, baseline: Path) -> int:
-    """Make the ratios of these records the recorded ones, other rows kept; returns the number of rows."""
+def record_baseline(measured: Path, baseline: Path, *, more: bool = False) -> int:
+    """Make the ratios of these records the recorded ones, other rows kept; returns the number of rows.
+
+    ``more`` adds them to the runs recorded already, so that the noise between runs is known as well; ``ValueError``
+    when they are of another machine than these.
+    """
     rows: dict[str, dict[str, Any]] = {}
     environments: dict[str, Any] = {}
     if baseline.is_file():
         content = read_json(baseline)[0]
         rows, environments = {compare.key(row): row for row in content["records"]}, dict(content["environment"])
     for found in load_all(measured):
-        rows |= {compare.key(row): row for row in compare.with_null(found.records) if row["ratio"]}
-        environments[f"{found.place[0]}.{found.place[1]}.{found.profile}"] = {
-            name: found.environment.get(name) for name in COMPARABLE
-        }
+        place = f"{found.place[0]}.{found.place[1]}.{found.profile}"
+        own = {name: found.environment.get(name) for name in COMPARABLE}
+        if more and environments.get(place, own) != own:
+            raise ValueError(f"{place} was recorded on another machine: record it here without --more first")
+        environments[place] = own
+        for row in compare.with_null(found.records):
+            name = compare.key(row)
+            if row["ratio"]:
+                rows[name] = compare.with_run(rows[name], row) if more and name in rows else row
     content = {**document([rows[name] for name in sorted(rows)]), "environment": environments}
     write(baseline, json.dumps(content, indent=1, sort_keys=True) + "\n")
     return len(rows)

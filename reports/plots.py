@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,19 @@ from registry.static import StaticCatalogue
 from reports.records import Record, Records
 
 
-def plots(records: Records, ledger: Ledger, catalogue: StaticCatalogue, metrics: Path | None) -> dict[str, str]:
+def plots(records: Records, ledger: Ledger, catalogue: StaticCatalogue, losses: Mapping[str, Path]) -> dict[str, str]:
     """SVG text by file name; only of what there is."""
     found = {
-        "speedup.svg": _drawn(lambda axes: _speedup(axes, records)),
-        "memory.svg": _drawn(lambda axes: _memory(axes, records)),
-        "budget.svg": _drawn(lambda axes: _budget(axes, ledger, catalogue)),
-        "loss.svg": _drawn(lambda axes: _loss(axes, metrics)) if metrics is not None and metrics.is_file() else "",
+        "speedup.svg": drawn(lambda axes: _speedup(axes, records)),
+        "memory.svg": drawn(lambda axes: _memory(axes, records)),
+        "budget.svg": drawn(lambda axes: _budget(axes, ledger, catalogue)),
+        "loss.svg": drawn(lambda axes: _loss(axes, losses)),
     }
     return {name: svg for name, svg in found.items() if svg}
 
 
-def _drawn(draw: Callable[[Any], bool]) -> str:
+def drawn(draw: Callable[[Any], bool]) -> str:
+    """SVG text of one figure; empty when ``draw`` says that there is nothing to show."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -100,14 +101,15 @@ def _budget(axes: Any, ledger: Ledger, catalogue: StaticCatalogue) -> bool:
     return bool(names)
 
 
-def _loss(axes: Any, metrics: Path | None) -> bool:
-    assert metrics is not None
-    lines: list[Record] = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    for key in ("ema_tf", "ema_ss"):
-        points = [(line["step"], line[key]) for line in lines if line[key] is not None]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=key)
+def _loss(axes: Any, losses: Mapping[str, Path]) -> bool:
+    for name, path in losses.items():
+        lines: list[Record] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for key in ("ema_tf", "ema_ss"):
+            points = [(line["step"], line[key]) for line in lines if line[key] is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=f"{name} {key}")
     axes.set_xlabel("step")
     axes.set_ylabel("cross-entropy")
-    axes.legend()
-    return bool(lines)
+    if losses:
+        axes.legend()
+    return bool(losses)

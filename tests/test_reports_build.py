@@ -221,7 +221,19 @@ def test_loss_curve_comes_from_a_runs_metrics(write: Callable[..., Path], tmp_pa
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert derived.position(tmp_path / "metrics.jsonl") == 64
     assert build(tmp_path, "--metrics", str(tmp_path / "metrics.jsonl")) == 0
-    assert "ema_tf" in (tmp_path / "generated" / "loss.svg").read_text()
+    assert "run ema_tf" in (tmp_path / "generated" / "loss.svg").read_text()
+
+
+def test_a_run_kept_by_name_has_a_curve_but_no_position(write: Callable[..., Path], tmp_path: Path) -> None:
+    fetch = record(suite="data_fetch", operator="data_fetch", axes={"B": 8, "T": 128, "L": 1000, "P": 1})
+    write([fetch], "data_fetch")
+    folder = write([record(suite="engine", operator="engine", axes={"B": 1, "C": 128})], "engine")
+    (folder / "quickstart.metrics.jsonl").write_text(json.dumps({"step": 1, "token": 8, "ema_tf": 5.0, "ema_ss": 6.0}))
+    assert build(tmp_path) == 0
+    curve = (tmp_path / "generated" / "loss.svg").read_text()
+    assert "quickstart ema_tf" in curve
+    assert "quickstart ema_ss" in curve
+    assert "| 1,000 | 0 |" in (tmp_path / "generated" / "SECTION4.md").read_text()
 
 
 DTYPES_MS = (("float32", 7.2), ("float64", 5.4))

@@ -109,6 +109,35 @@ def test_noise_of_the_null_row_widens_what_is_allowed() -> None:
     assert compare.worse(now, before) == []
 
 
+def test_noise_between_recorded_runs_widens_what_is_allowed() -> None:
+    fallen = rows_of([15.0] * 5, [1.0] * 5)
+    row = rows_of([20.0] * 5, [1.0] * 5)[0]
+    assert [e.kind for e in compare.worse([row], fallen)] == ["slower"]
+    for ratio in (26.0, 15.5, 25.0, 16.0):
+        row = compare.with_run(row, rows_of([ratio] * 5, [1.0] * 5)[0])
+    assert row["runs"] == [20.0, 26.0, 15.5, 25.0, 16.0]
+    assert row["ratio"] == 20.0
+    assert compare.worse([row], fallen) == []
+    quiet = compare.with_run(compare.with_run(rows_of([20.0] * 5, [1.0] * 5)[0], row), rows_of([20.5], [1.0])[0])
+    assert [e.kind for e in compare.worse([quiet], fallen)] == ["slower"]
+
+
+def test_a_run_is_added_to_the_recorded_ones_of_the_same_machine(built: Path) -> None:
+    assert main(["baseline", *options(built)]) == 0
+    path = built / "records" / "attention.cpu.standard.json"
+    content = json.loads(path.read_text())
+    content["records"][2] |= {"ratio": 30.0, "peak_bytes": 9 * 2**20}
+    path.write_text(json.dumps(content))
+    assert main(["baseline", *options(built), "--more"]) == 0
+    (row,) = json.loads((built / "baseline.json").read_text())["records"]
+    assert (row["runs"], row["ratio"], row["peak_bytes"]) == ([21.65, 30.0], pytest.approx(25.825), 9 * 2**20)
+    content["environment"]["cores"] = 64
+    path.write_text(json.dumps(content))
+    before = (built / "baseline.json").read_text()
+    assert main(["baseline", *options(built), "--more"]) == 2
+    assert (built / "baseline.json").read_text() == before
+
+
 def test_an_excess_fails_only_when_measured_twice() -> None:
     before, now = rows_of([20.0] * 5, [1.0] * 5), rows_of([15.0] * 5, [1.0] * 5)
     first = compare.worse(before, now)
