@@ -22,7 +22,7 @@ from trainer.errors import TrainingError
 TEXT_BYTES = 3_000_000
 STEPS = 200
 # A small engine at its start bears a far larger step than the production run's.
-SETTINGS = {"size": "tiny", "recipe": "production", "device": "cpu", "steps": STEPS, "batch": 4, "seq": 32, "lr": 0.3}
+SETTINGS = {"size": "tiny", "recipe": "production", "device": "cpu", "steps": STEPS, "batch": 4, "seq": 24, "lr": 0.2}
 
 
 PLACE = ["--device", "cpu", "--dtype", "float32"]
