@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib.util
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +21,13 @@ from tqdm import tqdm
 from proofs import explain, matrix, prover, recipes, reproduce
 from proofs.session import Claims
 from proofs.worker import Rejection
-from registry import DTYPES, PROPERTIES, Catalogue, Ledger, Proof, load
+from registry import DTYPES, PROPERTIES, Catalogue, Ledger, Proof, load, long
 from registry.catalogue import unknown
 from registry.recipe import load_recipe
 from registry.records import document
 from registry.resolve import device_class
+from registry.settings import ROOT
 from registry.static import enumerate_static
-from reports import drift
 
 
 def parser() -> argparse.ArgumentParser:
@@ -90,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise unknown("property", arguments.property, PROPERTIES)
     where = device_class(arguments.device)
     if arguments.long:
-        drift.require_plots()
+        _require_plots()
     if arguments.adversaries:
         folder = arguments.ledger or Ledger().folder
         return matrix.run(arguments.jobs, arguments.operator, arguments.variant, folder, every=arguments.all)
@@ -103,6 +105,12 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen = _select(catalogue, prover.claims_of(plan, only_plugins=False), arguments)
     proofs = _prove(plan, catalogue, chosen, arguments)
     return _finish(proofs, arguments)
+
+
+def _require_plots() -> None:
+    """Said before the hours of a long run, not after."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("the drift is plotted with matplotlib: pip install matplotlib")
 
 
 def _plan(
@@ -191,14 +199,11 @@ def _finish(proofs: list[Proof], arguments: argparse.Namespace, extra: list[Proo
 
 
 def _drift(proofs: list[Proof], ledger: Path) -> None:
-    kept = drift.keep(proofs, ledger)
+    kept = long.keep(proofs, ledger)
     if kept is not None:
-        print(f"long chains: {kept}")
-    folder = Path("drift")
-    for name, svg in drift.plots(proofs).items():
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(svg, encoding="utf-8")
-        print(f"drift against float64: {folder / name}")
+        print(f"long chains: {kept}", flush=True)
+        plot = [sys.executable, "-m", "reports", "drift", "--ledger", str(ledger.resolve()), "--out"]
+        subprocess.run([*plot, str(Path("drift").resolve())], check=False, cwd=ROOT)
 
 
 def _table(proofs: list[Proof]) -> None:

@@ -1,4 +1,4 @@
-"""``python -m reports build | gate | baseline``: tables and plots from records, and what a merge has to pass."""
+"""``python -m reports build | gate | baseline | drift``: tables, plots, and what a merge has to pass."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from registry.settings import ROOT, settings
+from reports import drift
 from reports.build import Places, build
 from reports.gate import Question, gate, record_baseline
 
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="python -m reports", description="Markdown and plots from records; the merge gate."
     )
-    verbs = root.add_subparsers(required=True, metavar="build | gate | baseline")
+    verbs = root.add_subparsers(required=True, metavar="build | gate | baseline | drift")
     folder = ROOT / "reports"
     building = verbs.add_parser("build", help="write reports/generated and README's table from the records")
     building.add_argument(
@@ -72,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
         help="add the records as one more run of what is recorded: from three runs on the gate knows the noise between",
     )
     keeping.set_defaults(command=_baseline)
-    for verb in (building, gating, keeping):
+    drawing = verbs.add_parser("drift", help="plot the long chains that python -m proofs --long kept, into --out")
+    drawing.set_defaults(command=_drift)
+    for verb in (building, gating, keeping, drawing):
         verb.add_argument(
             "--records",
             type=Path,
@@ -132,6 +135,12 @@ def _gate(given: argparse.Namespace) -> int:
 def _baseline(given: argparse.Namespace) -> int:
     count = record_baseline(given.records, given.baseline, more=given.more)
     print(f"{count} ratios recorded in {given.baseline.name}")
+    return 0
+
+
+def _drift(given: argparse.Namespace) -> int:
+    for path in drift.draw(given.ledger or settings().ledger, given.out):
+        print(f"drift against float64: {path}")
     return 0
 
 

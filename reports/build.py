@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from registry import Ledger, enumerate_static
+from registry import Ledger, enumerate_static, long
 from reports import derived, drift, evidence, section4
 from reports.notes import null_noise
 from reports.records import SUITES, Records, load
@@ -58,7 +58,7 @@ def build(places: Places) -> list[Path]:
 
     pages = render(places)
     drawn = plots(load(places.records), Ledger(places.ledger), enumerate_static(), places.losses)
-    drawn |= drift.plots(drift.read(places.ledger))
+    drawn |= drift.plots(long.read(places.ledger))
     readme = readme_text(places)
     places.out.mkdir(parents=True, exist_ok=True)
     for name, text in {**pages, **drawn}.items():

@@ -1,61 +1,34 @@
-"""The drift of a long carry against float64: runs of ``python -m proofs --long``, kept, plotted and put in a table."""
+"""The drift of a long carry against float64: runs of ``python -m proofs --long`` plotted and put in a table."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from registry import Proof
-from registry.records import document
+from registry.long import is_long, read
 from registry.static import StaticCatalogue
 from reports.plots import drawn
-from reports.records import read_json
 from reports.text import table
 
-LONG = "long.json"
-STANDARD_CHUNKS = 64
 
-
-def require_plots() -> None:
-    """``ValueError`` when matplotlib is missing: said before the hours of a long run, not after."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("the drift is plotted with matplotlib: pip install matplotlib")
-
-
-def read(folder: Path) -> list[Proof]:
-    """The long runs kept in a ledger's folder, if any; ``ValueError`` for a file of another form."""
-    path = folder / LONG
-    if not path.is_file():
-        return []
-    try:
-        return [Proof.from_json(entry) for entry in read_json(path)[0]["records"]]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds no long chains: {error}; run python -m proofs --long again") from error
-
-
-def keep(proofs: Iterable[Proof], folder: Path) -> Path | None:
-    """Add the long chains among ``proofs`` to those kept, each in the place of its forerunner."""
-    found = [proof for proof in proofs if _is_long(proof)]
+def draw(ledger: Path, out: Path) -> list[Path]:
+    """Write the plots of all long chains that are kept; the files. ``ValueError`` when none is."""
+    found = plots(read(ledger))
     if not found:
-        return None
-    kept = {proof.key: proof for proof in [*read(folder), *found]}
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LONG
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(document([kept[key].to_json() for key in sorted(kept)]), indent=1) + "\n")
-    os.replace(temporary, path)
-    return path
+        raise ValueError(f"no long chains in {ledger}: run python -m proofs --long")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, svg in found.items():
+        (out / name).write_text(svg, encoding="utf-8")
+    return [out / name for name in found]
 
 
 def plots(proofs: Iterable[Proof]) -> dict[str, str]:
     """SVG text by file name: one plot an operator and dtype, a line a variant and carry."""
     groups: dict[str, list[Proof]] = {}
     for proof in proofs:
-        if _is_long(proof):
+        if is_long(proof):
             groups.setdefault(f"drift_{proof.operator}_{proof.dtype}.svg", []).append(proof)
     return {name: drawn(lambda axes, group=group: _lines(axes, group)) for name, group in sorted(groups.items())}  # type: ignore[misc]
 
@@ -89,11 +62,6 @@ def section(proofs: Iterable[Proof], catalogue: StaticCatalogue) -> str:
         "any chunk used. Evidence beside the proofs: nothing requires it."
     )
     return f"## Long carries\n\n{intro}\n\n{table(columns, rows)}"
-
-
-def _is_long(proof: Proof) -> bool:
-    points = proof.details.get("drift") or [{"chunk": 0}]
-    return proof.property == "carry" and proof.status == "passed" and bool(points[-1]["chunk"] > STANDARD_CHUNKS)
 
 
 def _carries(points: Iterable[dict[str, float]]) -> list[str]:

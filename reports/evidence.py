@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from registry import Ledger, Proof
+from registry import Ledger, Proof, long
 from registry.ledger import RECIPE
 from registry.records import options_key
 from registry.static import StaticCatalogue, StaticVariant
@@ -38,7 +38,7 @@ def proofs_page(ledger: Ledger, catalogue: StaticCatalogue) -> str:
         rows = [_row(variant, place, proofs, properties, catalogue) for variant in variants for place in places]
         columns = ["Variant", "Where", "Required", *properties, "Worst error", "Redrawn", "Checks"]
         parts += [f"## {operator.name}", table(columns, rows)]
-    parts += ["## Recipes", _recipes(ledger), drift.section(drift.read(ledger.folder), catalogue)]
+    parts += ["## Recipes", _recipes(ledger), drift.section(long.read(ledger.folder), catalogue)]
     intro = (
         "A number under a property is the largest part of its error budget that any check used; 1 is the limit. "
         "Required counts the proofs recorded as passed of those that a variant needs at all its option sets; whether "

@@ -11,7 +11,7 @@ import pytest
 
 import proofs.__main__ as command
 from proofs.properties import carry
-from reports import drift
+from registry import long
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "import os, sys, time\nimport torch, registry\nfrom fractus.operators.attention import cumsum\n"
@@ -195,17 +195,19 @@ def test_the_module_runs_as_a_program() -> None:
 
 
 def test_a_long_chain_is_kept_and_plotted_and_proves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(carry, "LONG_CHUNKS", 90)
+    monkeypatch.setattr(carry, "CHUNKS", 4)
+    monkeypatch.setattr(carry, "_splits", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     chosen = ("--operator", "attention", "--variant", "chunked", "--property", "carry", "--dtype", "float32")
     assert run("--long", *chosen, "--ledger", tmp_path / "ledger") == 0
     assert [path.name for path in (tmp_path / "ledger").iterdir()] == ["long.json"]
     # Default options alone run the long chain; the other two sets run the standard one.
-    (kept,) = drift.read(tmp_path / "ledger")
+    (kept,) = long.read(tmp_path / "ledger")
     points = kept.details["drift"]
     assert (points[0]["chunk"], points[-1]["chunk"]) == (1, 90)
     assert all(0 < point["S"] < 1e-5 for point in points)
     assert "chunked S" in (tmp_path / "drift" / "drift_attention_float32.svg").read_text()
-    assert "drift against float64: drift/drift_attention_float32.svg" in capsys.readouterr().out
+    assert f"drift against float64: {tmp_path}/drift/drift_attention_float32.svg" in capfd.readouterr().out

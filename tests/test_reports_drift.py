@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry import Proof, enumerate_static
+from registry import Proof, enumerate_static, long
 from reports import drift
 
 
@@ -26,9 +26,9 @@ def proof(variant: str = "chunked", chunks: int = 10_000, last: float = 3e-6, **
 
 
 def test_the_newest_run_of_a_variant_is_kept_beside_the_others(tmp_path: Path) -> None:
-    assert drift.keep([proof("looped"), proof(last=3e-6)], tmp_path) == tmp_path / "long.json"
-    drift.keep([proof(last=5e-6)], tmp_path)
-    kept = {p.variant: p.details["drift"][-1]["S"] for p in drift.read(tmp_path)}
+    assert long.keep([proof("looped"), proof(last=3e-6)], tmp_path) == tmp_path / "long.json"
+    long.keep([proof(last=5e-6)], tmp_path)
+    kept = {p.variant: p.details["drift"][-1]["S"] for p in long.read(tmp_path)}
     assert kept == {"chunked": 5e-6, "looped": 3e-6}
 
 
@@ -42,13 +42,13 @@ def test_the_newest_run_of_a_variant_is_kept_beside_the_others(tmp_path: Path) -
     ids=["the standard run", "no carry", "not passed"],
 )
 def test_only_long_chains_that_passed_are_kept(short: Proof, tmp_path: Path) -> None:
-    assert drift.keep([short], tmp_path) is None
+    assert long.keep([short], tmp_path) is None
     assert not list(tmp_path.iterdir())
 
 
 def test_the_table_and_the_plot_show_each_carry(tmp_path: Path) -> None:
-    drift.keep([proof()], tmp_path)
-    kept = drift.read(tmp_path)
+    long.keep([proof()], tmp_path)
+    kept = long.read(tmp_path)
     text = drift.section(kept, enumerate_static())
     assert "| attention/chunked | float32 | S | 3.00e-10 | 3.00e-08 | 3.00e-06 | 10,000 | 0.25 | no |" in text
     plots = drift.plots(kept)
@@ -60,16 +60,16 @@ def test_the_table_and_the_plot_show_each_carry(tmp_path: Path) -> None:
 def test_sources_as_now_is_told_from_the_fingerprint(tmp_path: Path) -> None:
     catalogue = enumerate_static()
     current = catalogue.fingerprint(catalogue.variants["attention/chunked"], "carry")
-    drift.keep([proof(fingerprint=current)], tmp_path)
-    assert drift.section(drift.read(tmp_path), catalogue).rstrip().endswith("| yes |")
+    long.keep([proof(fingerprint=current)], tmp_path)
+    assert drift.section(long.read(tmp_path), catalogue).rstrip().endswith("| yes |")
 
 
 def test_nothing_run_nothing_shown(tmp_path: Path) -> None:
-    assert drift.section(drift.read(tmp_path), enumerate_static()) == ""
+    assert drift.section(long.read(tmp_path), enumerate_static()) == ""
     assert drift.plots([]) == {}
 
 
 def test_a_file_of_another_form_is_named(tmp_path: Path) -> None:
     (tmp_path / "long.json").write_text(json.dumps({"schema_version": 1, "records": [{"variant": "chunked"}]}))
     with pytest.raises(ValueError, match=r"long\.json"):
-        drift.read(tmp_path)
+        long.read(tmp_path)
