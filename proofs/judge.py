@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from registry import Bound, Case, Catalogue, Operator, leaves, map_leaves
 
 Tree = dict[str, Any]
 MARGIN = {"float32": 1e-4, "float64": 1e-9, "bfloat16_autocast": 5e-3}
-CACHE_BYTES, DRAWN_BYTES = 2 << 30, 1 << 29
+CACHE_BYTES, DRAWN_BYTES, ENTRIES = 2 << 30, 1 << 29, 4096
 _STAND_IN = EPS["float64"] / EPS["float32"]
 
 
@@ -83,12 +83,12 @@ class Judge:
         self.device = device
         self.eps = EPS[dtype]
         self.torch_dtype = torch.float64 if dtype == "float64" else torch.float32
-        self._kept: OrderedDict[Any, Expected] = OrderedDict()
-        self._drawn: OrderedDict[Any, Drawn] = OrderedDict()
+        self._kept: _Kept[Expected] = _Kept(CACHE_BYTES)
+        self._drawn: _Kept[Drawn] = _Kept(DRAWN_BYTES)
 
     def draw(self, case: Case, seed: int) -> Drawn:
         """Inputs of a case, kept for the next property and variant: they are read here, never written."""
-        return _kept(self._drawn, (*_identity(case), seed), lambda: self._draw(case, seed), DRAWN_BYTES)
+        return self._drawn.get((*_identity(case), seed), lambda: self._draw(case, seed))
 
     def _draw(self, case: Case, seed: int) -> Drawn:
         """Drawn again while a discrete decision lies within the dtype's noise."""
@@ -137,7 +137,7 @@ class Judge:
                 return [_cotangents(outputs, drawn.seed, dtype=self.torch_dtype)]
 
         name = (*_identity(drawn.case), drawn.seed, key, wanted)
-        return _kept(self._kept, name, lambda: self.compute(drawn.arguments, making, wanted), CACHE_BYTES)
+        return self._kept.get(name, lambda: self.compute(drawn.arguments, making, wanted))
 
     def compute(self, arguments: Tree, cotangents: Cotangents = (), wanted: Sequence[str] = ()) -> Expected:
         """Run reference and oracle; in float64, where they coincide, the float32 error scaled by eps stands in."""
@@ -350,14 +350,24 @@ class _Sized(Protocol):
 S = TypeVar("S", bound=_Sized)
 
 
-def _kept(store: OrderedDict[Any, S], key: Hashable, make: Callable[[], S], limit_bytes: int) -> S:
-    """The value under a key, made when missing; the longest unused go when the store is over its limit."""
-    if key not in store:
-        store[key] = make()
-        while len(store) > 1 and sum(value.nbytes() for value in store.values()) > limit_bytes:
-            store.popitem(last=False)
-    store.move_to_end(key)
-    return store[key]
+class _Kept(Generic[S]):
+    """Values by key; the longest unused go when together they hold more than the limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes, self.held_bytes = limit_bytes, 0
+        self.values: OrderedDict[Hashable, tuple[S, int]] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], S]) -> S:
+        """The value under a key, made when missing."""
+        if key not in self.values:
+            value = make()
+            # Counted once: a long chain draws thousands, and a sum over all of them at each would be quadratic.
+            self.values[key] = (value, value.nbytes())
+            self.held_bytes += self.values[key][1]
+            while len(self.values) > 1 and (self.held_bytes > self.limit_bytes or len(self.values) > ENTRIES):
+                self.held_bytes -= self.values.popitem(last=False)[1][1]
+        self.values.move_to_end(key)
+        return self.values[key][0]
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
