@@ -77,7 +77,8 @@ def drawn(random_: random.Random, ratio: float, spread: float, rounds: int) -> l
 def judged(before: list[dict[str, Any]], now: list[dict[str, Any]], again: list[dict[str, Any]]) -> bool:
     """Whether the gate would fail, a second measurement included."""
     first = compare.worse(before, now)
-    failing, _ = compare.confirmed(first, compare.worse(before, again), {compare.key(row) for row in again})
+    second = compare.worse(before, again, compare.AGREEING_SIGMAS)
+    failing, _ = compare.confirmed(first, second, {compare.key(row) for row in again})
     return bool(failing)
 
 
