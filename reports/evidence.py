@@ -19,9 +19,9 @@ KILL_MATRIX = "kill_matrix.json"
 
 
 def ledger_sha256(ledger: Ledger) -> str:
-    """Of the ledger's files."""
+    """Of the ledger's files, the long chains included."""
     digest = hashlib.sha256()
-    for path in sorted(ledger.folder.glob("*.jsonl")) if ledger.folder.is_dir() else []:
+    for path in sorted([*ledger.folder.glob("*.jsonl"), *ledger.folder.glob(long.LONG)]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
