@@ -37,7 +37,7 @@ for operator in attention moe cross_entropy sampler optimizer_step block; do
   run 60 "$operator" "$python" -m benchmarks --suite "$operator" --rounds 2 --budget 0.2 "${common[@]}"
 done
 for dtype in float32 bfloat16_autocast; do
-  run 90 "engine_1b $dtype" "$python" -m benchmarks --suite engine_1b --full --dtype "$dtype" \
+  run 90 "engine_1b $dtype" "$python" -m benchmarks --suite engine_1b --full --axes B=4 --dtype "$dtype" \
     "${common[@]}"
 done
 for suite in engine trainer scaling breakdown cumulative; do
