@@ -45,6 +45,8 @@ def serve(connection: Connection, entry: dict[str, Any], log: str) -> None:
         tell(connection, "timing")
         tell(connection, train(cell))
         return
+    if cell.kind == "operator":  # engines and the trainer are measured with the allocator that they run with
+        memory.keep_freed_memory()
     work = WORKS[cell.kind](load(plugins=cell.plugins), cell)
     if not cell.check_only:
         _measure(connection, cell, work)

@@ -17,7 +17,10 @@ import psutil  # type: ignore[import-untyped]
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 RESERVE_BYTES = 2 * 2**30
 CHILDREN_EVERY_S = 0.5
-_M_MMAP_THRESHOLD = -3
+# glibc's mallopt; a block of its own mapping has the second bit of its size field set.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _IS_MAPPED = -1, -3, 2
+_MOST_KEPT_BYTES, _NEVER = 32 * 2**20, 2**31 - 1
+_MAPPED_FROM_BYTES, _LARGEST_FREE_BYTES = 2**16, 2**30
 
 
 def parse_bytes(text: str) -> int:
@@ -83,14 +86,58 @@ def peak_of(call: Callable[[], Any], device: str) -> int | None:
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 16)  # large blocks go back to the system when freed
-    libc.malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    base_bytes = status_bytes("VmRSS")
-    kept = call()
-    peak = max(0, status_bytes("VmHWM") - base_bytes)
-    del kept
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)  # large blocks go back to the system when freed
+        libc.malloc_trim(0)
+    taken = _take_free_blocks(libc)
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        base_bytes = status_bytes("VmRSS")
+        kept = call()
+        peak = max(0, status_bytes("VmHWM") - base_bytes)
+        del kept
+    finally:
+        for address in taken:
+            libc.free(ctypes.c_void_p(address))
     return peak
+
+
+def keep_freed_memory() -> None:
+    """Have the heap keep freed blocks below 32 MiB for the next call; larger ones go back to the system as ever.
+
+    glibc moves that limit with what was freed last, and trims. Whether a call then pays for page faults depends on how
+    the heap came to lie: alike in all processes of a run, another way in the next. Other libraries are left alone.
+    """
+    libc = ctypes.CDLL(None)
+    if sys.platform.startswith("linux") and hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_KEPT_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+def _take_free_blocks(libc: Any) -> list[int]:
+    """Addresses of all free blocks large enough to be mapped, taken untouched so that no call can reuse one.
+
+    What a call frees into the heap stays resident, and whether its next block fits there is chance: with none left
+    every large block is mapped and unmapped, and the high-water mark is what the call itself holds.
+    """
+    taken: list[int] = []
+    if not hasattr(libc, "mallopt"):
+        return taken
+    libc.malloc.restype = ctypes.c_void_p
+    size_bytes = _LARGEST_FREE_BYTES
+    while size_bytes >= _MAPPED_FROM_BYTES:
+        address = libc.malloc(ctypes.c_size_t(size_bytes))
+        if address is None or _is_mapped(address):
+            libc.free(ctypes.c_void_p(address))
+            size_bytes //= 2
+        else:
+            taken.append(address)
+    return taken
+
+
+def _is_mapped(address: int) -> bool:
+    word_bytes = ctypes.sizeof(ctypes.c_size_t)
+    return bool(ctypes.c_size_t.from_address(address - word_bytes).value & _IS_MAPPED)
 
 
 def status_bytes(field: str) -> int:

@@ -107,7 +107,7 @@ QUICK = Profile(
     operators={
         "attention": (
             Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=5, modes=FORWARD),
-            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=3, modes=TRAINING),
+            Shape(case="quick", axes={"B": 1, "G": 4, "C": 128, "K": 64}, rounds=5, modes=TRAINING, turns=4),
         ),
         "cross_entropy": (Shape(case="quick", axes={"N": 128, "D": 128, "V": 4096}, rounds=5),),
         "moe": (Shape(case="quick", axes={"B": 2, **MOE_TINY}, rounds=2, values="one"),),

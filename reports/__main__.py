@@ -30,7 +30,6 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m reports", description="Markdown and plots from records; the merge gate."
     )
     verbs = root.add_subparsers(required=True, metavar="build | gate | baseline | drift")
-    folder = ROOT / "reports"
     building = verbs.add_parser("build", help="write reports/generated and README's table from the records")
     building.add_argument(
         "--metrics", type=Path, default=None, help="a run's metrics.jsonl for the loss curve and the position"
@@ -39,32 +38,7 @@ def parser() -> argparse.ArgumentParser:
     gating = verbs.add_parser(
         "gate", help="check everything a merge needs; prints a markdown comment, exit 1 when it fails"
     )
-    gating.add_argument(
-        "--against",
-        default=None,
-        metavar="REF",
-        help="take the baseline from this git revision (default: the file as it is)",
-    )
-    gating.add_argument(
-        "--measured", type=Path, default=None, help="records to hold against the baseline (default: --records)"
-    )
-    gating.add_argument(
-        "--proofs", type=Path, default=None, help="ledger of fresh proofs to judge by (default: --ledger)"
-    )
-    gating.add_argument(
-        "--again", type=Path, default=None, help="a second measurement, for what the first one found worse"
-    )
-    gating.add_argument(
-        "--remeasure",
-        default=None,
-        metavar="OPTIONS",
-        help="measure an excess again now, with these options of python -m benchmarks",
-    )
-    gating.add_argument(
-        "--recipe", action="append", default=[], help="recipes that have to be proven (default: production)"
-    )
-    gating.add_argument("--device-class", action="append", default=[], help="where (default: cpu)")
-    gating.add_argument("--markdown", type=Path, default=None, help="write the comment to this file as well")
+    _gate_options(gating)
     gating.set_defaults(command=_gate)
     keeping = verbs.add_parser("baseline", help="make the ratios of the records the recorded ones")
     keeping.add_argument(
@@ -76,29 +50,39 @@ def parser() -> argparse.ArgumentParser:
     drawing = verbs.add_parser("drift", help="plot the long chains that python -m proofs --long kept, into --out")
     drawing.set_defaults(command=_drift)
     for verb in (building, gating, keeping, drawing):
-        verb.add_argument(
-            "--records",
-            type=Path,
-            default=folder / "records",
-            help="folder of benchmark records (default: reports/records)",
-        )
-        verb.add_argument(
-            "--out",
-            type=Path,
-            default=folder / "generated",
-            help="folder of generated files (default: reports/generated)",
-        )
-        verb.add_argument("--ledger", type=Path, default=None, help="folder of proofs (default: the checkout's)")
-        verb.add_argument(
-            "--baseline",
-            type=Path,
-            default=folder / "baseline.json",
-            help="the recorded ratios (default: reports/baseline.json)",
-        )
-        verb.add_argument(
-            "--readme", type=Path, default=ROOT / "README.md", help="file with the headline table (default: README.md)"
-        )
+        _place_options(verb)
     return root
+
+
+def _gate_options(gating: argparse.ArgumentParser) -> None:
+    add = gating.add_argument
+    revision = "take the baseline from this git revision (default: the file as it is)"
+    add("--against", default=None, metavar="REF", help=revision)
+    add("--measured", type=Path, default=None, help="records to hold against the baseline (default: --records)")
+    add("--proofs", type=Path, default=None, help="ledger of fresh proofs to judge by (default: --ledger)")
+    add("--again", type=Path, default=None, help="a second measurement, for what the first one found worse")
+    add(
+        "--remeasure",
+        nargs="?",
+        const="",
+        default=None,
+        metavar="OPTIONS",
+        help="measure an excess again now, as it was measured, with more options of python -m benchmarks if given: "
+        "--remeasure '--ledger DIR'",
+    )
+    add("--recipe", action="append", default=[], help="recipes that have to be proven (default: production)")
+    add("--device-class", action="append", default=[], help="where (default: cpu)")
+    add("--markdown", type=Path, default=None, help="write the comment to this file as well")
+
+
+def _place_options(verb: argparse.ArgumentParser) -> None:
+    add, folder = verb.add_argument, ROOT / "reports"
+    add("--records", type=Path, default=folder / "records", help="benchmark records (default: reports/records)")
+    add("--out", type=Path, default=folder / "generated", help="generated files (default: reports/generated)")
+    add("--ledger", type=Path, default=None, help="folder of proofs (default: the checkout's)")
+    baseline = "the recorded ratios (default: reports/baseline.json)"
+    add("--baseline", type=Path, default=folder / "baseline.json", help=baseline)
+    add("--readme", type=Path, default=ROOT / "README.md", help="file with the headline table (default: README.md)")
 
 
 def _places(given: argparse.Namespace) -> Places:

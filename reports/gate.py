@@ -121,10 +121,8 @@ def ratios(question: Question) -> Check:
     again = question.again
     if first and again is None and question.remeasure is not None:
         again = question.measured / "again"
-        for suite in sorted({excess.suite for excess in first}):
-            question.run(
-                [sys.executable, "-m", "benchmarks", "--suite", suite, "--out", str(again), *question.remeasure]
-            )
+        for options in _as_before(question.measured, {excess.key for excess in first}):
+            question.run([sys.executable, "-m", "benchmarks", *options, "--out", str(again), *question.remeasure])
     second = _comparable(load_all(again), baseline["environment"])[0] if again is not None and again.is_dir() else []
     failing, open_ = compare.confirmed(
         first, compare.worse(before, second, compare.AGREEING_SIGMAS), {compare.key(row) for row in second}
@@ -135,6 +133,20 @@ def ratios(question: Question) -> Check:
     gone = [e.message for e in first if e not in failing and e not in open_]
     remarks += [f"not confirmed by a second measurement: {message}" for message in gone]
     return Check(name, tuple(failures), tuple(remarks))
+
+
+def _as_before(measured: Path, keys: set[compare.Key]) -> list[list[str]]:
+    """Options of ``python -m benchmarks`` for every record file that holds one of these rows, as it was measured."""
+    found = []
+    for document_ in load_all(measured):
+        row = next((record for record in document_.records if compare.key(record) in keys), None)
+        if row is not None:
+            profile = [] if document_.profile == "standard" else [f"--{document_.profile}"]
+            place = ["--device", row["device"].partition(":")[0], "--dtype", row["dtype"]]
+            known = document_.environment.get("threads")
+            threads = [] if known is None else ["--threads", str(known)]
+            found.append(["--suite", document_.place[0], *profile, *place, *threads])
+    return found
 
 
 def _comparable(documents: Sequence[Document], environments: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:

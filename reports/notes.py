@@ -11,28 +11,78 @@ from reports.text import percent, times
 # Below this a ratio is called slower; the null row's own distance from 1 is added to it.
 SLOWER = 0.97
 CLOSE_TO_FLOOR = 2.0
+# Peaks nearer than this are called the same.
+SAME_PEAK = 0.1
 
 
 def notes(records: Iterable[Record]) -> list[str]:
-    """One sentence a fact, in a fixed order."""
+    """One sentence a fact, in a fixed order: the noise, what is fastest, then what each row has to say."""
     found = list(records)
     noise = null_noise(found)
     lines = [_noise(found)] if any(r.get("null") and r["status"] == "measured" for r in found) else []
+    references = _references(found)
+    lines += _fastest(found, references, noise)
     for record in found:
         if record.get("null"):
             continue
-        where = f"`{label(record)}` at {sizes(record)}, {record['mode'].replace('_', ' + ')}"
+        where = f"`{label(record)}` at {_place(record)}"
         if record["status"] == "killed_memory":
             lines.append(f"{where}, did not fit: {record['reason']}.")
         elif record["status"] != "measured":
             lines.append(f"{where}, has no number: {record['status'].replace('_', ' ')}, {record['reason']}.")
         elif record.get("ratio") is not None and record["ratio"] < SLOWER / (1 + noise):
-            lines.append(f"{where}, is slower than its reference here: {times(record['ratio'])}.")
+            share = _peak_share(record, references)
+            lines.append(f"{where}, is slower than its reference here: {times(record['ratio'])}{share}.")
+        elif record.get("ratio") is not None and _share(record, references) > 1 + SAME_PEAK:
+            lines.append(f"{where}, needs {percent(_share(record, references))} of its reference's peak memory.")
         elif record["floor_s"] and record["median_s"] / record["floor_s"] < CLOSE_TO_FLOOR:
             lines.append(
                 f"{where}, takes {times(record['median_s'] / record['floor_s'])} of the least time this machine allows."
             )
     return lines
+
+
+def _place(record: Record) -> str:
+    return f"{sizes(record)}, {record['mode'].replace('_', ' + ')}"
+
+
+def _references(records: Iterable[Record]) -> dict[str, Record]:
+    """The first row of each table, which the others are compared with."""
+    found: dict[str, Record] = {}
+    for record in records:
+        if not record.get("null") and record.get("ratio") is None:
+            found.setdefault(_place(record), record)
+    return found
+
+
+def _fastest(records: Iterable[Record], references: dict[str, Record], noise: float) -> list[str]:
+    """The fastest row of each table, where it is faster than its reference by more than the noise."""
+    best: dict[str, Record] = {}
+    for record in records:
+        # A stack's last row is all of it, not one among others.
+        ratio = record.get("ratio") if not record.get("null") and record["suite"] != "cumulative" else None
+        place = _place(record)
+        if ratio is None or ratio * SLOWER <= 1 + noise or place not in references:
+            continue
+        if place not in best or ratio > best[place]["ratio"]:
+            best[place] = record
+    return [
+        f"Fastest at {place}: `{label(record)}`, {times(record['ratio'])} the speed of "
+        f"`{references[place]['variant']}`{_peak_share(record, references)}."
+        for place, record in best.items()
+    ]
+
+
+def _share(record: Record, references: dict[str, Record]) -> float:
+    """Its peak over its reference's; 1 where one of them was not measured."""
+    peak, whole = record["peak_bytes"], references.get(_place(record), {}).get("peak_bytes")
+    return 1.0 if peak is None or not whole else peak / whole
+
+
+def _peak_share(record: Record, references: dict[str, Record]) -> str:
+    """The share in words, where it is not nearly 1."""
+    share = _share(record, references)
+    return "" if abs(share - 1) <= SAME_PEAK else f", with {percent(share)} of its peak memory"
 
 
 def null_noise(records: Iterable[Record]) -> float:

@@ -94,10 +94,20 @@ def test_notes_follow_the_rules(write: Callable[..., Path], tmp_path: Path) -> N
     slow = record(variant="cumsum", ratio=0.83, ratios=[0.83, 0.83])
     big = record(variant="looped", status="killed_memory", reason="2.10 GiB resident, limit 2.00 GiB", **killed)
     close = record(variant="near", median_s=0.006, ratio=40.0)
-    write(table_of(slow, big, close))
+    hungry = record(variant="wide", ratio=1.5, peak_bytes=2**31)
+    write(table_of(slow, big, close, hungry))
     build(tmp_path)
     page = (tmp_path / "generated" / "attention.md").read_text()
-    assert "`cumsum` at B=2, G=80, C=128, K=64, forward, is slower than its reference here: ×0.83." in page
+    slower = (
+        "`cumsum` at B=2, G=80, C=128, K=64, forward, is slower than its reference here: ×0.83, with 0 % of its peak"
+    )
+    assert slower in page
+    fastest = (
+        "Fastest at B=2, G=80, C=128, K=64, forward: `near`, ×40 the speed of `einsum`, with 0 % of its peak memory."
+    )
+    assert fastest in page
+    assert page.count("Fastest") == 1
+    assert "`wide` at B=2, G=80, C=128, K=64, forward, needs 200 % of its reference's peak memory." in page
     assert "did not fit: 2.10 GiB resident, limit 2.00 GiB." in page
     assert "killed: memory" in page
     assert "takes ×1.5 of the least time" in page

@@ -326,7 +326,10 @@ def test_a_planted_slow_down_is_caught_and_a_null_run_is_not(tmp_path: Path) -> 
         (tmp_path / "slow" / "again" / source.name).write_bytes(source.read_bytes())
         return 0
 
-    confirmed = gate.ratios(dataclasses.replace(slow, remeasure=["--quick"], run=again)).failures
-    assert calls[0][1:5] == ["-m", "benchmarks", "--suite", "pause"]
+    confirmed = gate.ratios(dataclasses.replace(slow, remeasure=["--unproven"], run=again)).failures
+    as_before = ["--suite", "pause", "--quick", "--device", "cpu", "--dtype", "float32", "--threads", "1"]
+    assert [call[1:] for call in calls] == [
+        ["-m", "benchmarks", *as_before, "--out", str(tmp_path / "slow" / "again"), "--unproven"]
+    ]
     assert len(confirmed) == 1
     assert confirmed[0].endswith("(measured twice)")
