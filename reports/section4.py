@@ -32,7 +32,8 @@ INTRODUCTION = (
     "computing at any time, in one or more rounds of fresh processes; `× ref` is the median, over turns and then over "
     "rounds, of the reference's time over the row's in the same turn. The null row is the reference measured as if it "
     "were a variant. `× floor` is how many times longer the row takes than the machine's measured rates of matmul and "
-    "copy allow. Peak is above inputs, in a region of its own."
+    "copy allow. Peak is above inputs, in a region of its own. Operators are timed with a heap that keeps freed "
+    "blocks below 32 MiB, so that no call pays for page faults by chance."
 )
 
 
