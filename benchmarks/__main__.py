@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ def _measure(
             name = f"{suite}.{where.replace(':', '-')}{dtype}.{profile}.json"
             kept = Kept(given.out / f".{name}.part", machine["environment"], given.memory_limit, use=given.resume)
             records = [record for table in each for record in _rows(table, cells, kept)]
-            _write(given.out / name, {**document(records), **machine, "profile": profile})
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            _write(given.out / name, {**document(records), **machine, "profile": profile, "measured_at": now})
             kept.done()
             every += records
     if given.json is not None:

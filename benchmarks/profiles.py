@@ -158,7 +158,7 @@ FULL = Profile(
     turns=8,
     limit_s=1800,
     operators={
-        "attention": (attention(2, 2), attention(4, 2), attention(8, 1)),
+        "attention": (attention(2, 2, 6), attention(4, 2, 6), attention(8, 1, 5)),
         "cross_entropy": (head(256, 3, BOTH), head(1024, 1, BOTH, 4)),
         "moe": (experts(2, 2), experts(4, 1, 4)),
         "sampler": (head(256, 3, FORWARD), head(1024, 1, FORWARD, 4)),

@@ -32,6 +32,7 @@ class Document:
     profile: str
     records: tuple[Record, ...]
     text: str
+    measured_at: str = ""
 
     @property
     def place(self) -> tuple[str, str]:
@@ -39,10 +40,15 @@ class Document:
         suite, device, *_ = self.path.name.split(".")
         return suite, device
 
+    @property
+    def rank(self) -> tuple[bool, str, int]:
+        """Which of a place's documents is shown: the greatest."""
+        return self.profile != "quick", self.measured_at, PROFILES.index(self.profile)
+
 
 @dataclass(frozen=True)
 class Records:
-    """The documents that reports are made of, one a suite and device: the fullest profile there is."""
+    """The documents that reports are made of, one a suite and device: the last measured one that is not quick."""
 
     documents: tuple[Document, ...]
 
@@ -90,7 +96,11 @@ def read_json(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def load(folder: Path) -> Records:
-    """All record files of a folder, the fullest profile of each suite and device; ``ValueError`` naming a bad file."""
+    """Of each suite and device the last measured record file, a quick one only where there is no other.
+
+    So that tables show what was measured here and now, not an older and longer run, perhaps of another machine.
+    ``ValueError`` naming a bad file.
+    """
     if not folder.is_dir():
         raise ValueError(f"no folder of records {folder}; make it with: python -m benchmarks")
     best: dict[tuple[str, str], Document] = {}
@@ -99,7 +109,7 @@ def load(folder: Path) -> Records:
             continue
         document = _document(path)
         known = best.get(document.place)
-        if known is None or PROFILES.index(document.profile) > PROFILES.index(known.profile):
+        if known is None or document.rank > known.rank:
             best[document.place] = document
     return Records(tuple(best[place] for place in sorted(best)))
 
@@ -118,4 +128,5 @@ def _document(path: Path) -> Document:
         missing = NEEDED - set(record) if isinstance(record, dict) else NEEDED
         if missing:
             raise ValueError(f"{path}, record {number}: no {', '.join(sorted(missing))}: measure again")
-    return Document(path, content.get("environment", {}), profile, tuple(content["records"]), text)
+    measured_at = str(content.get("measured_at", ""))
+    return Document(path, content.get("environment", {}), profile, tuple(content["records"]), text, measured_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def measure(folder: Path, *options: str) -> list[dict[str, Any]]:
     assert main([*common, *options]) == 0
     document = json.loads((out / "toy.cpu.quick.json").read_text())
     assert document["schema_version"] == 1
+    assert datetime.fromisoformat(document["measured_at"]).tzinfo is not None
     assert document["environment"]["rates"]["copy_bytes_per_s"] > 0
     records: list[dict[str, Any]] = document["records"]
     return records

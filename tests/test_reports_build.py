@@ -115,11 +115,15 @@ def test_notes_follow_the_rules(write: Callable[..., Path], tmp_path: Path) -> N
     assert "`looped` at B=2, G=80, C=128, K=64, forward, is slower" not in page
 
 
-def test_the_fullest_profile_is_shown(write: Callable[..., Path]) -> None:
-    write(table_of(record()), profile="quick")
-    folder = write(table_of(record(median_s=1.0)), profile="standard")
-    assert [d.profile for d in records.load(folder).documents] == ["standard"]
-    assert len(records.load_all(folder)) == 2
+def test_the_last_measurement_is_shown_and_a_quick_one_only_alone(write: Callable[..., Path]) -> None:
+    def shown(folder: Path) -> list[str]:
+        return [d.profile for d in records.load(folder).documents]
+
+    assert shown(write(table_of(record()), profile="quick", measured_at="2026-03-01T00:00:00+00:00")) == ["quick"]
+    assert shown(write(table_of(record()), profile="full", measured_at="2026-01-01T00:00:00+00:00")) == ["full"]
+    folder = write(table_of(record()), profile="standard", measured_at="2026-02-01T00:00:00+00:00")
+    assert shown(folder) == ["standard"]
+    assert len(records.load_all(folder)) == 3
 
 
 @pytest.mark.parametrize(
