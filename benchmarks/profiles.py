@@ -133,9 +133,9 @@ STANDARD = Profile(
     turns=3,
     limit_s=300,
     operators={
-        "attention": (attention(2, 1, 4), attention(4, 1, 3), attention(8, 1, 2)),
+        "attention": (attention(2, 1, 4), attention(4, 1, 3), attention(8, 1, 1)),
         "cross_entropy": (head(256, 1, BOTH),),
-        "moe": (experts(2, 1),),
+        "moe": (experts(2, 1, 2),),
         "sampler": (head(256, 1, FORWARD),),
         "block": (block(1, 1, TRAINING),),
         "optimizer_step": (Shape(case="real_1b", axes={"rows": 50257, "D": 1280, "tensors": 2}, rounds=1, modes=STEP),),
@@ -144,11 +144,11 @@ STANDARD = Profile(
     fetch_processes=(1, 8),
     engine=ENGINE_SMALL,
     engine_axes={"B": 8, "C": 128},
-    engine_steps=5,
+    engine_steps=4,
     engine_rounds=1,
     breakdown=ENGINE_PROFILE,
     breakdown_axes={"B": 1, "C": 32},
-    trainer_steps=6,
+    trainer_steps=5,
     engine_1b={"production": (1,)},
 )
 

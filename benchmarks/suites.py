@@ -172,7 +172,8 @@ def scaling(plan: Plan) -> list[Table]:
     """The recipe at growing batches, in the same rounds."""
     C = plan.profile.engine_axes["C"]
     cells = [
-        _engine(plan, "scaling", plan.recipe, {"B": B, "C": C}, turns=5, pinned=True) for B in plan.profile.scaling
+        _engine(plan, "scaling", plan.recipe, {"B": B, "C": C}, turns=min(5, plan.profile.engine_steps), pinned=True)
+        for B in plan.profile.scaling
     ]
     return [Table(tuple(cells), plan.profile.small_rounds, checked=False, compared=False)]
 
@@ -207,6 +208,7 @@ def cumulative(plan: Plan) -> list[Table]:
             plan.profile.engine_axes,
             turns=max(3, plan.profile.engine_steps // 2),
             pinned=True,
+            extras={"sizes": plan.profile.engine, "check_steps": 1},
         )
         for spec in stack(plan.recipe)
     ]

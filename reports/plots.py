@@ -13,6 +13,9 @@ from registry import Ledger
 from registry.static import StaticCatalogue
 from reports.records import Record, Records
 
+# The size that tells a table's rows from those of the suite's other tables: processes, batch, or rows of a head.
+SIZE = ("P", "B", "N", "rows")
+
 
 def plots(records: Records, ledger: Ledger, catalogue: StaticCatalogue, losses: Mapping[str, Path]) -> dict[str, str]:
     """SVG text by file name; only of what there is."""
@@ -52,9 +55,8 @@ def _speedup(axes: Any, records: Records) -> bool:
     ]
     best: dict[str, float] = {}
     for record in rows:
-        mode = record["mode"].replace("forward_backward", "fwd+bwd")
-        name = f"{record['operator']}/{record['variant']} {mode} {record['device']}"
-        best[f"{name} B={record['axes'].get('B', '')}".removesuffix(" B=")] = record["ratio"]
+        size = next((f" {letter}={record['axes'][letter]}" for letter in SIZE if letter in record["axes"]), "")
+        best[_name(record) + size] = record["ratio"]
     names = sorted(best, reverse=True)
     axes.barh(names, [best[name] for name in names], color=["tab:green" if best[n] >= 1 else "tab:red" for n in names])
     axes.axvline(1.0, color="black", linewidth=1)
@@ -64,6 +66,12 @@ def _speedup(axes: Any, records: Records) -> bool:
     return bool(best)
 
 
+def _name(record: Record) -> str:
+    """By suite: a recipe's rows of one engine are not those of another."""
+    mode = record["mode"].replace("forward_backward", "fwd+bwd")
+    return f"{record['suite']}: {record['variant']} {mode} {record['device']}"
+
+
 def _memory(axes: Any, records: Records) -> bool:
     lines: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for record in (
@@ -71,10 +79,7 @@ def _memory(axes: Any, records: Records) -> bool:
         for r in [*records.of("attention"), *records.of("scaling"), *records.of("engine_1b")]
         if r["peak_bytes"] and not r.get("null")
     ):
-        mode = record["mode"].replace("forward_backward", "fwd+bwd")
-        lines[f"{record['operator']}/{record['variant']} {mode} {record['device']}"].append(
-            (record["axes"]["B"], record["peak_bytes"])
-        )
+        lines[_name(record)].append((record["axes"]["B"], record["peak_bytes"]))
     for name, points in sorted(lines.items()):
         batches, peaks = zip(*sorted(points), strict=True)
         axes.plot(batches, [peak / 2**20 for peak in peaks], marker="o", label=name)

@@ -79,6 +79,18 @@ def test_building_twice_gives_the_same_bytes(write: Callable[..., Path], tmp_pat
     assert {"SECTION4.md", "PROOFS.md", "attention.md", "speedup.svg", "memory.svg"} <= set(first)
 
 
+def test_memory_is_drawn_by_suite(write: Callable[..., Path], tmp_path: Path) -> None:
+    for suite in ("scaling", "engine_1b"):
+        step = {"operator": "engine", "variant": "production", "case": "step", "mode": "step", "floor_s": None}
+        write([record(suite=suite, axes={"B": B, "C": 128}, **step) for B in (1, 2)], suite=suite)
+    build(tmp_path)
+    drawn = (tmp_path / "generated" / "memory.svg").read_text()
+    assert "scaling: production step cpu" in drawn
+    assert "engine_1b: production step cpu" in drawn
+    sped = (tmp_path / "generated" / "speedup.svg").read_text()
+    assert all(f"{suite}: production step cpu B={B}" in sped for suite in ("scaling", "engine_1b") for B in (1, 2))
+
+
 def test_pages_without_records_are_removed(write: Callable[..., Path], tmp_path: Path) -> None:
     folder = write(table_of(record()))
     write([record(suite="moe", operator="moe", variant="dense")], suite="moe")
